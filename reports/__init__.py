@@ -1,4 +1,4 @@
 """Read an experiment from disk, compare its arms, and write the table, the plots and the page."""
 
 EXPERIMENT_FILE = "experiment.json"  # description of an experiment, in its directory
-EXTENSIONS = "extensions"  # subdirectory with one numbered directory per extension
+EXTENSIONS = "extensions"  # subdirectory with a directory for each use of `--extend`: 1, 2, …

@@ -23,7 +23,7 @@ REWARD = Column(name="reward", title="held-out reward", metric="reward/eval_mean
 EARLY_REWARD = Column(
     name="early_reward", title="early held-out reward", metric="early_reward", form="{:.3f}"
 )
-EARLY = 0.25  # share of the rounds after which the early reward is measured
+EARLY = 0.25  # share of the rounds; the evaluation nearest to it gives the early reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Answer:
 
     arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one value per seed
     columns: Sequence[Column]
-    not_comparable: Collection[str]  # arms whose speeds are not shown
-    counted: Collection[str]  # arms whose speeds include disturbed rounds
+    not_comparable: Collection[str]  # arms with `MARK` in place of their speeds
+    counted: Collection[str]  # arms whose speeds include rounds that other work disturbed
     said: Sequence[str]  # remarks above the table
     note: str
     measured: Sequence[str]  # how the figures of each column are computed
@@ -59,11 +59,15 @@ class Answer:
 def answer(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> Answer | None:
-    """Return the table, or None if the space asks no question or only one arm has rows."""
+    """Return the table that answers the search space's question, or None.
+
+    There is no table if the space asks no question, or if fewer than two arms have finished a
+    round.
+    """
     arms = experiment.complete_arms  # trials that stopped early are not comparable
     if experiment.question is None or len(arms) < 2:
         return None
-    # Use the baseline of the table of arms. If that table has none, use the first arm.
+    # If the comparison has no baseline, use the first arm.
     base = comparison.baseline or next(iter(arms))
     rewards = {trial.config.seed: trial.reward_after for trial in arms[base]}
 
@@ -94,9 +98,9 @@ def answer(
         not_comparable=not_comparable,
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
-        note="Only trials that ran all their rounds count. With several seeds, a cell shows the "
-        "median, with the minimum and the maximum below it. A difference is computed between "
-        "trials with the same seed. "
+        note="Only trials that ran all their rounds count. With several seeds, the first line of a "
+        "cell shows the median, and the second line shows the minimum and the maximum. A "
+        "difference is computed between trials with the same seed. "
         f"{_how_early([trial for trials in arms.values() for trial in trials])}"
         f"The list below explains the other columns.{_marked(not_comparable)}"
         f"{_marked_as_counted(comparison)}",
@@ -105,7 +109,7 @@ def answer(
 
 
 def _how_early(trials: Sequence[TrialRecord]) -> str:
-    """Say when the early held-out reward was measured; empty if no trial has one."""
+    """Say when the early held-out reward was measured, or return "" if no trial has one."""
     found = [(trial, early_evaluation(trial)) for trial in trials]
     shares = [early[0] / trial.config.rounds for trial, early in found if early is not None]
     if not shares:
@@ -113,13 +117,13 @@ def _how_early(trials: Sequence[TrialRecord]) -> str:
     first, last = f"{min(shares):.0%}", f"{max(shares):.0%}"
     when = first if first == last else f"{first} to {last}"
     return (
-        "The early held-out reward comes from the evaluation nearest to the point after "
-        f"{EARLY:.0%} of the rounds (here, after {when} of them). "
+        f"The early held-out reward comes from the evaluation nearest to {EARLY:.0%} of the rounds "
+        f"(here, after {when} of the rounds). "
     )
 
 
 def _how_measured(columns: Sequence[Column]) -> list[str]:
-    """Say how a trial's figure in each column is computed, grouping equal explanations."""
+    """Say how each column's figures are computed. Columns computed alike share a sentence."""
     kinds: dict[str, list[str]] = {}
     for column in columns:
         kinds.setdefault(column.how, []).append(_with_metric(column))
@@ -127,7 +131,7 @@ def _how_measured(columns: Sequence[Column]) -> list[str]:
 
 
 def _with_metric(column: Column) -> str:
-    """Return the title of a column with its metric, unless the figure is derived."""
+    """Return a column's title, followed by the metric that the column shows, if it shows one."""
     if column.metric in DERIVED:
         return column.title
     reversed_ = " with its sign reversed" if column.factor < 0 else ""
@@ -149,7 +153,10 @@ def _marked_as_counted(comparison: Comparison) -> str:
 
 def _not_available(description: Mapping[str, Any]) -> list[str]:
     missing = description.get("not_available") or {}
-    return [f"Not available here: {arm} ({reason})." for arm, reason in missing.items()]
+    return [
+        f"The arm {arm} could not run on this experiment's machine ({reason})."
+        for arm, reason in missing.items()
+    ]
 
 
 def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | None:
@@ -157,7 +164,7 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
     Returns:
         The figure. None if it is missing from the trial's rows and files, or if it is a speed and
-        other processes disturbed the trial.
+        other processes disturbed the trial too much.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None
@@ -169,7 +176,10 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
 
 def early_evaluation(trial: TrialRecord) -> tuple[int, float] | None:
-    """Return the round and the reward of the evaluation nearest to `EARLY` times all rounds."""
+    """Return (round, held-out reward) of the evaluation nearest to the share `EARLY` of the rounds.
+
+    Return None if the trial has not been evaluated after round 0.
+    """
     place = EARLY * trial.config.rounds
     measured = [(round_, reward) for round_, reward, _ in trial.evaluated() if round_]
     return min(measured, key=lambda found: abs(found[0] - place), default=None)
@@ -181,7 +191,7 @@ def _early_reward(trial: TrialRecord, files: TrialFiles) -> float | None:
 
 
 def _share_of(stage: str, trial: TrialRecord, files: TrialFiles) -> float | None:
-    """Return a stage's share of the work, as the median over the rounds."""
+    """Return a stage's share of a round's work without evaluation: the median over the rounds."""
     return median(
         [
             shares_of_work(row, without="eval")[stage]

@@ -1,7 +1,8 @@
-"""Audit of each arm before any verdict: did training receive the treatment that the settings name?
+"""Audit of each arm before any verdict: was the arm trained as its settings ask?
 
-An audit covers the complete trials of an arm. An arm with a fault has no verdict, because its
-reward says nothing about the treatment. docs/howto/verdict.md explains the checks.
+An audit covers the complete trials of an arm, which have run all their rounds. An arm with a fault
+has no verdict, because its reward says nothing about the settings under test.
+docs/howto/verdict.md explains the checks.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from reports.series import lag_shares
 from reports.summary import EQUAL_SAMPLES, median
 
 LEAST_LAG = 0.5  # the lag of some group must exceed this share of the nominal lag
-LENGTH_CHANGE = 0.1  # largest accepted difference in length, as a share of the drawn length
-STANDARD_ERRORS = 2.0  # a difference in length of fewer standard errors may be chance
+# Largest accepted difference between the mean length of the responses trained on and the mean
+# length of all responses drawn (sampled), as a share of the mean length drawn.
+LENGTH_CHANGE = 0.1
+STANDARD_ERRORS = 2.0  # a difference in length below this number of standard errors may be chance
 
 # Settings that decide where and how fast an arm runs, or how it is evaluated, but not what it
-# learns. Arms that differ only in these settings may be equal bit for bit, as `sync` and
+# learns. Arms that differ only in these settings may be equal bit for bit, as the arms `sync` and
 # `colocated_k1` are.
 OF_EXECUTION = (
     *("arm", "seed", "placement", "transport", "engine", "resources.", "callbacks."),
@@ -66,18 +69,18 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Treatment that an arm received in its complete trials. Unknown figures are None."""
+    """Figures that show how an arm's complete trials were trained. Unknown figures are None."""
 
     arm: str
     seeds: Sequence[int]  # seeds of the complete trials; empty if there is nothing to audit yet
-    lag: int  # nominal lag
-    lags: Mapping[int, float]  # lag -> share of the groups; empty if unknown
+    lag: int  # nominal lag: the setting `lag`
+    lags: Mapping[int, float]  # delivered lag -> share of the groups; empty if unknown
     ess_fraction: float | None  # effective sample size, as a share of a step's responses
     discarded: float | None  # share of the requested groups that were dropped
     trained_tokens: float | None  # mean length of the responses that rounds trained on
     drawn_tokens: float | None  # mean length of all responses sampled for those rounds
     clipped: float | None  # share of the tokens that were clipped
-    weights_bounded: float | None  # share of the tokens whose weights were bounded
+    weights_bounded: float | None  # share of the tokens whose importance weights were bounded
     without_gradient: float | None  # share of the rounds that did not change the policy
     identical: Sequence[str]  # arms that learned the same, although their settings differ
     faults: Sequence[Fault]
@@ -86,11 +89,11 @@ class Audit:
 def audit_arms(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], baseline: str | None
 ) -> dict[str, Audit]:
-    """Audit every arm with a row.
+    """Audit every arm that has finished a round.
 
     Args:
         experiment: The experiment as it was read.
-        files: Figures from the Parquet parts, by trial name.
+        files: Figures from the trials' Parquet files, by trial name.
         baseline: The arm that the others are compared with; None if there is none yet.
     """
     arms = experiment.complete_arms
@@ -100,7 +103,7 @@ def audit_arms(
     for arm, trials in arms.items():
         trained, drawn = _lengths(trials)
         equal = identical[arm]
-        # The baseline, and arms that should equal it, have no treatment that could fail.
+        # Neither the baseline nor an arm that should equal it has a fault if it equals another arm.
         treated = not base or _differences(experiment.arms[arm][0].config, base[0].config)
         faults = [
             _lag_fault(trials),
@@ -179,7 +182,7 @@ def _discarded(trial: TrialRecord) -> float | None:
 
 
 def _lengths(trials: Sequence[TrialRecord]) -> tuple[list[float], list[float]]:
-    """Return the mean lengths trained on and drawn, one pair per round that has both.
+    """Return the mean lengths of the responses trained on and drawn, from rounds that have both.
 
     With replay, a round also trains on responses of earlier rounds, so there are no pairs.
     """
@@ -195,10 +198,10 @@ def _lengths(trials: Sequence[TrialRecord]) -> tuple[list[float], list[float]]:
 
 
 def _length_fault(trials: Sequence[TrialRecord]) -> Fault | None:
-    """Return a fault if groups were discarded by length.
+    """Return a fault if discarded groups had longer or shorter responses than other groups.
 
     Values of `rollout.zero_advantage` other than `keep` ask for a selection of groups, so a
-    difference in length is part of the treatment.
+    difference in length is intended.
     """
     trained, drawn = _lengths(trials)
     if len(drawn) < 2 or trials[0].config.rollout.zero_advantage != "keep":
@@ -232,8 +235,8 @@ def _samples(trial: TrialRecord) -> float | None:
     """Return the number of responses trained on, or left out because the settings ask for it.
 
     With `rollout.zero_advantage`, a trial leaves out groups with equal rewards. With replay, a
-    trial draws groups from the buffer and may never draw some of them. Both are part of the
-    treatment.
+    trial draws groups from the buffer and may never draw some of them. Both kinds of groups are
+    counted, because leaving them out is intended.
     """
     groups, config = trial.last("count/trained"), trial.config
     if groups is None:
@@ -244,7 +247,8 @@ def _samples(trial: TrialRecord) -> float | None:
     if config.buffer_capacity > 1:
         names += ["count/dropped_stale", "count/waiting"]
     left_out = sum(trial.last(name) or 0.0 for name in names)
-    planned = config.rounds * schedule.prompts_per_round(config)  # resampling draws more groups
+    # Resampling draws more groups than planned, so the plan is the limit.
+    planned = config.rounds * schedule.prompts_per_round(config)
     return max(groups, min(groups + left_out, planned)) * config.rollout.group_size
 
 
@@ -256,8 +260,8 @@ Learned = list[dict[str, float]]
 def _identical(arms: Mapping[str, Sequence[TrialRecord]]) -> dict[str, list[str]]:
     """Return, for each arm, the arms that learned the same despite settings that should matter.
 
-    Two arms learned the same if all their metrics apart from `OF_WORK` agree, bit for bit, in every
-    round of every shared seed.
+    Two arms learned the same if all their metrics, except those in `OF_WORK`, agree bit for bit in
+    every round of every shared seed.
     """
     learned = {arm: {t.config.seed: _learned(t) for t in trials} for arm, trials in arms.items()}
     found: dict[str, list[str]] = {arm: [] for arm in arms}

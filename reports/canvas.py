@@ -21,11 +21,12 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 DPI = 144
-WIDTH, HEIGHT = 5.0, 3.4  # inches; so 11-point text is readable on a 360-pixel screen
+WIDTH, HEIGHT = 5.0, 3.4  # inches; 11-point text is then readable on a 360-pixel screen
 MARGIN = 0.02  # inches to the left of the leftmost label
 FONT = 11.0
 TITLE_HEIGHT = 0.34  # inches
-# Okabe and Ito's colours, without yellow (invisible on white) and black (invisible on dark pages).
+# Okabe and Ito's colours without yellow (invisible on white) and black (invisible on dark pages),
+# followed by grey and violet.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#888888", "#8C6BB1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -52,11 +53,11 @@ class Plot:
 
     name: str  # file name without its extension
     title: str
-    look: str  # a few sentences: content, meaning, limits
+    look: str  # a few sentences that say what the plot shows and how to read it
     draw: Draw
     alt: str = ""
     height: float = HEIGHT  # inches
-    missing: str | None = None  # reason why the plot cannot be drawn
+    missing: str | None = None  # reason why the plot cannot be drawn; None if it can
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class Section:
 
     title: str
     plots: Sequence[Plot]
-    legend: bool = True  # True: show a legend of the arms. False: the plots name the arms
+    legend: bool = True  # True: show a legend of the arms. False: each plot names its arms
 
 
 def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes]:

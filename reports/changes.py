@@ -1,4 +1,4 @@
-"""Side effects of training: the text before training compared with the text at the end.
+"""Side effects of training: the policy's text before training, compared with its text at the end.
 
 A policy can earn reward with text that nobody intended: one sentence instead of four, the same
 sentence every time, or a loop. The reward does not show such changes. Each quantity here is
@@ -25,8 +25,8 @@ from grpo_trainable.config import schedule
 from reports.parquet_reader import is_whole, read_parts
 from reports.records import TrialRecord
 
-# The thresholds hold for this number of responses before and after training. With fewer responses,
-# chance alone moves figures further, so the thresholds are wider.
+# The thresholds hold for at least this number of responses, both before and after training. With
+# fewer responses, chance alone moves figures further, so the thresholds are wider.
 ENOUGH = 64
 # Largest threshold of a relative change. A value can fall by at most 100 %. Without this limit, the
 # threshold for very few responses would exceed 100 %, and the report would never name a fall.
@@ -147,12 +147,12 @@ WORDING = Quantity(
     name="distinct_3grams_share",
     title="distinct 3-grams",
     measured="number of different 3-grams in the held-out responses, as a share of all their "
-    "3-grams; equally many 3-grams are counted before and after training",
+    "3-grams; the same number of 3-grams is counted before and after training",
     form="{:.0%}",
     unit="",
     fell="the wording of responses became more alike (3-grams)",
     rose="the wording of responses became more varied (3-grams)",
-    meaning="the number of different three-word phrases, as a share of all of them",
+    meaning="the number of different three-word phrases, as a share of all three-word phrases",
     threshold=0.15,
     relative=False,
     because="similar texts share some phrases; texts from a template share nearly all",
@@ -232,9 +232,9 @@ class Change:
         return any(self._beyond(sign) for sign in (-1, 1))
 
     def sentences(self) -> Iterator[str]:
-        """Yield one sentence for seeds whose values fell, and one for seeds whose values rose.
+        """Yield one sentence for seeds with a fall, and one for seeds with a rise.
 
-        A sentence shows the medians over these seeds:
+        Only changes above the threshold count. A sentence shows the medians over its seeds:
         `responses became shorter, 38.9 -> 12.4 tokens (-68%)`.
         """
         quantity, seeds = self.quantity, len(self.before)
@@ -295,7 +295,8 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
         before |= {quantity.name: first[metric]} if metric in first else {}
         after |= {} if late is None else {quantity.name: late}
         # All responses of the round count, even for the reference NLL: the sampler's NLL is known
-        # for all of them, and only the difference between the two is estimated from a sample.
+        # for all of them, and only the reference NLL minus the sampler's NLL is estimated from a
+        # sample.
         responses[quantity.name] = schedule.responses_per_round(trial.config)
     return before, after, responses
 

@@ -61,17 +61,17 @@ def lines(
         look: The text that explains the plot.
         x_label: The label of the x axis.
         y_label: The label of the y axis.
-        series: The points of a trial.
+        series: A function that yields the points of a trial.
         missing: The reason to show if no arm has points.
-        dotted: The points of a second, dotted line.
-        margin: The margins of error of the solid line.
+        dotted: A function that yields the points of a second, dotted line.
+        margin: A function that yields the margins of error of the solid line.
         legend_of: The meaning of solid and of dotted lines.
         apart: Shift between the lines of neighbouring arms, in units of y, so that equal lines stay
             visible.
         whole: Show whole numbers on the y axis.
-        linear_within: If any absolute value exceeds ten times this number, make the y axis
-            logarithmic beyond this number. The y axis then covers only the solid lines, so dotted
-            lines may leave the plot.
+        linear_within: If any absolute value exceeds ten times this number, the y axis is
+            logarithmic beyond this number. Unless this number is None, the y axis covers only the
+            solid lines, so dotted lines may leave the plot.
     """
     curves = {arm: curve(trials, series, margin) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
@@ -82,7 +82,8 @@ def lines(
         axes = axes_of(figure, theme, x_label=x_label, y_label=y_label, below=below)
         if linear_within is not None:
             largest = max(abs(point.y) for points in curves.values() for point in points)
-            if largest > 10 * linear_within:  # otherwise, the axis has two numbers at most
+            # Below this limit, a logarithmic axis would show at most two numbers.
+            if largest > 10 * linear_within:
                 axes.set_yscale("symlog", linthresh=linear_within)
                 axes.yaxis.set_major_formatter("{x:g}")
             axes.axhline(0, color=theme.text, linewidth=0.8)

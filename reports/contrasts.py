@@ -35,9 +35,10 @@ class Contrast:
     neutral: float  # the value if both arms are equal: 1 for a ratio, 0 for a difference
     seeds: Sequence[int]  # seeds that the value is computed from
     interval: Estimate | None = None
-    spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
-    identical: int = 0  # number of prompts if both arms have the same reward on each, else 0
-    counted_disturbed: str = ""  # for a speed: the disturbed rounds that it includes, by arm
+    spread: Spread | None = None  # variance over the seeds; for a ratio, the variance of its log
+    identical: int = 0  # number of prompts if the arms have equal rewards on every prompt, else 0
+    # If a speed includes disturbed rounds: a text that counts these rounds by arm. Otherwise empty.
+    counted_disturbed: str = ""
 
     @property
     def told_apart(self) -> bool | None:

@@ -1,4 +1,4 @@
-"""The HTML document around a page, and its figures.
+"""The HTML document around the content of a page, and the HTML of each plot.
 
 A page loads nothing from outside: no font, no picture, and no script except its own.
 """

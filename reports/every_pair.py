@@ -16,7 +16,7 @@ HEADER = ("arm", "relative to", "speed-up", "at equal cost", "held-out reward")
 
 @dataclass(frozen=True, kw_only=True)
 class ArmPair:
-    """An arm compared with an earlier arm in all quantities."""
+    """An arm compared, in all quantities, with an arm that precedes it in the table of arms."""
 
     arm: str
     over: str
@@ -30,7 +30,7 @@ class ArmPair:
 def every_pair(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> list[ArmPair]:
-    """Compare every arm with each earlier arm."""
+    """Compare every arm with each arm that precedes it in the table of arms."""
     arms = list(comparison.arms)
     found = []
     for place, over in enumerate(arms[:-1]):

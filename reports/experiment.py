@@ -35,7 +35,8 @@ from reports.records import (
 from search_spaces import SPACES
 from search_spaces.search_space import MAX_LABEL, Question
 
-REPORT_FILES = ("report.html", "report.json", "plots")  # the report never replaces a link
+# Files and directory that a report writes. A report never replaces a link with such a name.
+REPORT_FILES = ("report.html", "report.json", "plots")
 
 MAX_ROUND = 1 << 31
 LEFT_OUT = "left out, because its config cannot be used"
@@ -49,7 +50,7 @@ class ExperimentError(ValueError):
 
 
 def read_experiment(directory: Path) -> ExperimentRecord:
-    """Read an experiment without its Parquet parts, which `parquet_reader.read_files` reads.
+    """Read an experiment without its Parquet files, which `parquet_reader.read_files` reads.
 
     Raises:
         ExperimentError: The directory does not exist, or contains no experiment.
@@ -101,7 +102,7 @@ def read_experiment(directory: Path) -> ExperimentRecord:
 
 
 def _entries_of_run(root: Path, run: Sequence[str], problems: list[str]) -> dict[str, str]:
-    """Return the entries of an extension's directory, which does not exist before Tune runs."""
+    """Return the entries of an extension's directory; empty before Tune starts the extension."""
     try:
         return experiment_files.entries(root, *run)
     except FileNotFoundError:
@@ -118,11 +119,11 @@ def _read_run(
     planned: Sequence[tuple[str, int]],
     problems: list[str],
 ) -> tuple[list[TrialRecord], list[tuple[str, int]]]:
-    """Read the trials of one run.
+    """Read the trials of one run of Tune: the first run, or an extension.
 
     Args:
         root: The directory of the experiment.
-        run: The components of the path from there to the directory of the run.
+        run: The components of the path from `root` to the directory of the run.
         entries: name -> kind of each entry of the run's directory.
         planned: The arm and the seed of each trial.
         problems: Receives a line for each thing that cannot be read.
@@ -216,7 +217,8 @@ def as_population(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Add to each arm's label the settings, other than the seed, in which its trials differ.
 
-    Trials of one arm differ in more than the seed if a grid has no arms, for example.
+    For example, if a grid search defines no arms, all its trials have the same arm but different
+    settings.
     """
     settings: dict[str, list[dict[str, Any]]] = {}
     for trial in trials:
@@ -228,11 +230,11 @@ def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 def _labels(arm: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the label of each trial of an arm, in order.
 
-    A label has the settings in which the trials differ. If a label would be too long, or if
+    A label lists the settings in which the trials differ. If a label would be too long, or if
     different settings would give equal labels, each combination of settings gets a number instead.
 
     Args:
-        arm: The arm in the trials' settings.
+        arm: The name of the arm in the trials' settings.
         settings: The settings of each trial, by dotted key.
     """
     keys = [
@@ -265,7 +267,7 @@ def _read_trial(
 
     Args:
         root: The directory of the experiment.
-        run: The components of the path from there to the directory of the run.
+        run: The components of the path from `root` to the directory of the run.
         name: The name of the trial's directory.
         problems: Receives a line if there is no usable trial.
     """
@@ -418,9 +420,9 @@ def _read_rows(
 def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[Stretch]:
     """Return the stretches of a trial; empty if the settings of any stretch cannot be used.
 
-    If a newer version of this package resumed the trial, only the rows since then have the
-    settings that the newer version added. Consecutive rows with equal configs belong to one
-    stretch.
+    If a newer version of this package resumed the trial, only the rows since the resume have the
+    settings that the newer version added. In earlier rows, these settings get their defaults, so
+    consecutive rows with equal configs belong to one stretch.
     """
     stretches: list[Stretch] = []
     try:
@@ -431,7 +433,7 @@ def _stretches(begun: Sequence[Begun], where: str, problems: list[str]) -> list[
         return stretches
     except ConfigError as error:
         if len(begun) > 1:
-            problems.append(f"{where}: the settings of its rounds cannot be used ({error})")
+            problems.append(f"{where}: the settings of the trial's rounds cannot be used ({error})")
         return []
 
 

@@ -3,7 +3,7 @@
 An experiment can come from anyone. A link in its directory could bring one of the reader's files
 into the report, or make the report overwrite one of them. A FIFO would block the report for ever.
 So every path is walked from the directory that the user named, one component at a time, through
-file descriptors. A link anywhere on the path is refused, and nothing can be replaced by a link
+file descriptors. A link anywhere on the path is rejected, and nothing can be replaced by a link
 between check and use.
 
 The path to the user's directory is the user's choice and may contain links. A hard link cannot be
@@ -38,7 +38,7 @@ def read(root: Path, *names: str) -> bytes:
     *directories, name = names
     with _entered(root, directories) as directory:
         _refuse_all_but_files(name, os.lstat(name, dir_fd=directory))
-        # Do not wait for a writer: a FIFO may have replaced the file since the check.
+        # Do not block: since the check, a FIFO without a writer may have replaced the file.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         with open(os.open(name, flags, dir_fd=directory), "rb") as file:
             _refuse_all_but_files(name, os.fstat(file.fileno()))
@@ -109,7 +109,7 @@ def write(root: Path, *names: str, content: bytes) -> None:
     """Replace a file as a whole, because a reader may have it open or the disk may fill up."""
     *directories, name = names
     with _entered(root, directories) as directory:
-        # Writing would replace a link, not follow it. Refuse links, so that the user notices them.
+        # Writing would replace a link, not follow it. Reject links, so that the user notices them.
         with suppress(FileNotFoundError):
             _refuse_all_but_files(name, os.lstat(name, dir_fd=directory))
         with replacing(name, dir_fd=directory) as file:

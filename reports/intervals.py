@@ -6,8 +6,8 @@ computed on the logarithms of the seeds' ratios. The spread of these ratios incl
 rounds.
 
 With three to five seeds, the coverage of a percentile bootstrap over seeds and rounds is far
-below its level. `tests/unit/reports/test_intervals.py` simulates both methods. With one seed, the
-interval covers only the noise of consecutive rounds, not the differences between runs.
+below its nominal level. `tests/unit/reports/test_intervals.py` simulates both methods. With one
+seed, the interval covers only the noise of consecutive rounds, not the differences between runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # quantile of the standard normal at POWER
 NORMAL = 1.959964  # quantile of the standard normal at 0.5 + LEVEL / 2
 MOST_SEEDS = 50  # advice to run more seeds than this would be useless
-BATCHES = 5  # number of batches of a run's rounds: each is long, and they suffice for a spread
+# Number of batches that a run is cut into: few enough that each has many rounds, and enough to
+# compute a variance.
+BATCHES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
         return estimate, None
     means = mean_squares(differences)
     degrees = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
-    # The variance is not smaller than the variance from the seeds alone or the prompts alone.
+    # The variance is at least the variance from the seeds alone, and from the prompts alone.
     total = max(means[0] + means[1] - means[2], means[0], means[1])
     weight = sum(m**2 / d for m, d in zip(means, degrees, strict=True))
     half = 0.0

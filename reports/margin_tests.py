@@ -1,4 +1,4 @@
-"""Tests of paired differences against a margin: bounds, verdicts, power, and seeds to a decision.
+"""Tests of paired differences against a margin: bounds, verdicts, power, and seeds still needed.
 
 An arm and the baseline share seeds, so each seed gives one difference in reward. All bounds are
 one-sided Student bounds, with Holm's correction (1979) over the arms. There are two designs:
@@ -21,13 +21,13 @@ from grpo_trainable.text import plural
 from reports.intervals import MOST_SEEDS, POWER, alike, student, student_above
 
 ALPHA = 0.05  # probability of a false claim about any arm, in each direction
-FIRST_LOOK = 3  # an anytime design does not test two seeds: their bounds are too wide to decide
+FIRST_LOOK = 3  # seeds at the first test of an anytime design; with two, bounds are too wide
 
 NO_WORSE, WORSE, BETTER, UNDECIDED = "no worse", "worse", "better", "undecided"
 
 
 class LooksEarly(ValueError):
-    """A fixed design has fewer seeds than planned. The message is one line."""
+    """A fixed design has fewer complete seeds than planned. The message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Design:
     seeds: int  # planned number of seeds; with `anytime`, the maximum
     anytime: bool = False
     # Number of arms besides the baseline. An arm without results counts too. Otherwise, the levels
-    # would change from one look to the next.
+    # would change from one test to the next.
     arms: int = 1
 
     def nominal(self, alpha: float, seeds: int) -> float:
@@ -58,7 +58,7 @@ class Pairs:
 
     differences: np.ndarray  # (n,), arm minus baseline
     margins: np.ndarray  # (n,), equal values unless the margin is relative to the baseline
-    copy: bool = False  # True if the arm repeats the baseline exactly, as a synchronous arm may
+    copy: bool = False  # True if the arm repeats the baseline exactly, as a synchronous arm can
 
     @property
     def seeds(self) -> int:
@@ -78,14 +78,16 @@ class Judgement:
     verdict: str
     difference: float  # mean difference in reward, arm minus baseline
     margin: float
-    low: float | None  # one-sided bounds after Holm's correction; None if there is no test
+    # One-sided bounds of the difference, after Holm's correction. None if there is no test.
+    low: float | None
     high: float | None
     seeds: int
     # Probability that this comparison finds “no worse” for an arm that equals the baseline.
     power: float | None
-    # Number of seeds at which a decision is likely, or was made; None if it exceeds the limit.
+    # Number of seeds at which a decision is likely, or was made. None if it is above the maximum
+    # of the design or above `MOST_SEEDS`.
     seeds_needed: int | None
-    seeds_missing: int | None  # seeds still to run for that; 0 if the verdict is a decision
+    seeds_missing: int | None  # seeds still to run until a decision is likely; 0 after a decision
 
 
 def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
@@ -97,7 +99,7 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
     least two seeds, a copy of the baseline is no worse.
 
     Args:
-        arms: The differences of each arm, at least one per arm.
+        arms: The differences of each arm, at least one difference per arm.
         design: The design of the experiment.
 
     Raises:
@@ -154,8 +156,8 @@ def _refuse_to_look_early(arms: Mapping[str, Pairs], planned: int) -> None:
 def _missing(needed: int | None, seeds: int, design: Design) -> int | None:
     """Return how many seeds have to be run until a decision is likely.
 
-    A fixed design allows one test. After this test, only a new experiment can decide, and it needs
-    all its seeds. With one seed, there has been no test yet.
+    A fixed design allows one test. After this test, only a new experiment can decide, and it has to
+    run all `needed` seeds. With one seed, there has been no test yet.
     """
     if needed is None:
         return None
@@ -219,7 +221,8 @@ class _Test:
 
     rejected: bool  # True if the claim is made
     alpha: float  # level of the arm in Holm's procedure
-    nominal: float  # level of each test; 0 with too few seeds for a test
+    # Level of a single test, which the p-value must be below. 0 if there are too few seeds.
+    nominal: float
 
 
 def _holm(
@@ -227,7 +230,7 @@ def _holm(
 ) -> dict[str, _Test]:
     """Apply Holm's step-down procedure to the claims about the arms.
 
-    In an anytime design, all arms have the same maximum, so the order of their p-values at a look
+    In an anytime design, all arms have the same maximum, so the order of their p-values at one test
     is the order of their sequential p-values. An arm with too few seeds for a test comes last.
     """
     found: dict[str, _Test] = {}
@@ -328,7 +331,7 @@ def nominal_level(alpha: float, most: int) -> float:
 
 MAXIMA: Sequence[int] = (4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 # Number of arms in Holm's procedure -> nominal level for each maximum in `MAXIMA`, for a test at
-# the level `ALPHA` / number. Simulated with 4,000,000 experiments and rounded down:
+# the level `ALPHA` / number of arms. Simulated with 4,000,000 experiments and rounded down:
 # python benchmarks/verdicts.py --part levels
 NOMINAL: Mapping[int, Sequence[float]] = {
     1: (

@@ -32,9 +32,10 @@ from reports.summary import Comparison, relative_to
 
 NO_VERDICT = "no verdict"  # shown for an arm that fails its audit
 DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
-# Metrics in which a copy of the baseline agrees with it, bit for bit.
+# An arm is a copy of the baseline if these metrics agree in every round, bit for bit.
 REPEATED = ("reward/train_mean", "reward/eval_mean", "response/length_mean")
-MORE_PROMPTS = 4  # factor for the prompts when more prompts are compared with more seeds
+# The cost of evaluating this many times as many prompts is compared with the cost of more seeds.
+MORE_PROMPTS = 4
 
 
 class MenuError(ValueError):
@@ -46,9 +47,9 @@ class VerdictOptions:
     """Options of a verdict, from a command line or from experiment.json."""
 
     margin: float | None = None  # the largest acceptable loss of held-out reward
-    margin_relative: float | None = None  # the same as a share of the baseline's reward
+    margin_relative: float | None = None  # this loss as a share of the baseline's reward
     baseline: str | None = None  # None: the first arm
-    max_seeds: int | None = None  # None: a fixed number of seeds
+    max_seeds: int | None = None  # maximum number of seeds; None: a fixed number
 
     @property
     def has_margin(self) -> bool:
@@ -66,10 +67,10 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Sources of the variance of a difference between seeds."""
+    """Sources of the variance that an arm's reward difference has from seed to seed."""
 
-    # Share that comes from the evaluation: some prompts are easier in one run than in another, and
-    # responses are sampled. The rest comes from other differences between runs.
+    # Share of the variance that comes from the evaluation: some prompts are easier in one run than
+    # in another, and responses are sampled. The rest comes from other differences between runs.
     evaluation_share: float
     # Standard deviation that the evaluation adds to a seed's difference in reward.
     evaluation_sd: float
@@ -93,11 +94,13 @@ class MenuRow:
     arm: str
     speed: Contrast | None  # None for the baseline, and if speeds are not comparable
     cost: Contrast | None
-    judgement: Judgement | None  # None for the baseline, and without a shared seed or with faults
+    # None for the baseline, and for an arm that has faults or shares no seed with the baseline.
+    judgement: Judgement | None
     faults: Sequence[str]  # faults found by the audit, which rule out a verdict; usually empty
     noise: Noise | None
-    price: Price | None  # None if no more seeds are needed, or if their number is unknown
-    in_pareto_set: bool  # no other arm is faster, cheaper and better at once; False with faults
+    price: Price | None  # None if no more seeds are needed, or if their number or cost is unknown
+    # True if no other arm is faster, cheaper and better at once. False for an arm with faults.
+    in_pareto_set: bool
     ended_early: int  # number of trials that failed or were stopped, which do not count
 
     @property
@@ -117,7 +120,8 @@ class Menu:
     options: VerdictOptions
     margin: float  # in units of the reward
     design: Design
-    # Price of deciding all arms whose number of seeds is known. The baseline's trials count once.
+    # Price of deciding all arms whose number of missing seeds is known. The baseline's trials count
+    # once.
     price: Price | None
     audits: Mapping[str, Audit]  # by arm
 
@@ -154,7 +158,7 @@ def recorded_options(description: Mapping[str, Any]) -> VerdictOptions:
 
 
 def recorded_baseline(description: Mapping[str, Any]) -> str | None:
-    """Return the arm that the experiment was started to compare with, or None."""
+    """Return the baseline that was chosen when the experiment started, or None."""
     baseline = description.get("baseline")
     return baseline if isinstance(baseline, str) else None
 
@@ -186,7 +190,7 @@ def menu_of(
     Args:
         experiment: The experiment as it was read.
         comparison: The comparison of the experiment's arms, with any baseline.
-        files: Figures from the Parquet parts, by trial name.
+        files: Figures from the trials' Parquet files, by trial name.
         options: The margin, the baseline and the design.
 
     Raises:
@@ -256,7 +260,7 @@ def _faults(audits: Mapping[str, Audit], arm: str, baseline: str) -> list[str]:
 
 
 def _planned_arms(experiment: ExperimentRecord) -> list[str]:
-    """Return all arms, including planned ones without results, in the order of the question."""
+    """Return all arms, with planned ones that have no results, in the order of the question."""
     begun = {trial.arm: trial.config.arm for trial in experiment.trials}
     waiting = {arm: arm for arm, _ in experiment.not_begun if arm not in begun.values()}
     named = begun | waiting
@@ -313,7 +317,8 @@ def _pairs(
         options: The margin and the design.
 
     Raises:
-        MenuError: No arm shares a seed, or the margin has no value.
+        MenuError: No arm shares a seed with the baseline, more than `max_seeds` seeds are complete,
+            or the margin is relative to a reward that is not above 0.
     """
     base = complete[baseline]
     found = {}
@@ -398,7 +403,7 @@ class _SeedCost:
     """Median cost of one complete trial."""
 
     seconds: float  # including evaluation and checkpoints
-    last_eval_s: float  # of the last evaluation
+    last_eval_s: float  # seconds of the last evaluation
     devices: float
 
 
@@ -418,7 +423,7 @@ def _seed_cost(trials: Sequence[TrialRecord]) -> _SeedCost | None:
 
 
 def _price(costs: Sequence[_SeedCost | None], seeds: int | None) -> Price | None:
-    """Return the price of a number of seeds, given the cost of each trial; None if unknown."""
+    """Return the price of seeds that need one trial for each of `costs`; None if unknown."""
     known = [cost for cost in costs if cost is not None]
     if not seeds or len(known) < len(costs):
         return None
@@ -431,7 +436,10 @@ def _price(costs: Sequence[_SeedCost | None], seeds: int | None) -> Price | None
 def _total_price(
     judged: Mapping[str, Judgement], costs: Mapping[str, _SeedCost | None], baseline: str
 ) -> Price | None:
-    """Return the price of all decisions with a known number of seeds; None if there are none."""
+    """Return the price of deciding all arms whose number of missing seeds is known.
+
+    None if there is no such arm, or if the cost of a trial is unknown.
+    """
     missing = {arm: own.seeds_missing for arm, own in judged.items() if own.seeds_missing}
     if not missing:
         return None

@@ -50,12 +50,12 @@ def menu_or_reason(
     Args:
         experiment: The experiment as it was read.
         comparison: The comparison of its arms.
-        files: Figures from the Parquet parts, by trial name.
-        place: The directory of the experiment, for the command in the line.
+        files: Figures from the trials' Parquet files, by trial name.
+        place: The directory of the experiment, for the command that the line suggests.
 
     Returns:
-        The menu and None, or None and the line. An experiment with one arm and without a margin has
-        neither.
+        The menu and None, or None and the line. If the experiment has one arm and no margin, both
+        are None.
     """
     try:
         options = recorded_options(experiment.description)
@@ -93,7 +93,7 @@ def paragraph(menu: Menu) -> list[str]:
 
 
 def table(menu: Menu) -> str:
-    """Return the paragraph, the table, the notes and the arms that passed, as wrapped text."""
+    """Return the paragraph, the table, the notes and the arms that passed the audit, as text."""
     first, *rest = (_filled(part) for part in (" ".join(paragraph(menu)), *notes(menu)))
     passed = audit.passed(menu.audits, [row.arm for row in menu.rows])
     audited = ["", _filled(f"{passed} The report has the figures.")] if passed else []
@@ -125,8 +125,9 @@ def notes(menu: Menu) -> list[str]:
         f"{written(-menu.margin, REWARD)}. Power: the chance that an arm equal to the baseline "
         "gets the verdict “no worse”. To decide: the number of further seeds that would lead to a "
         f"decision in {POWER:.0%} of experiments if the observed difference and scatter were the "
-        "true ones, and the time of their trials. *: no other arm is faster, cheaper and higher in "
-        "reward at the same time, judging by unrounded figures (Pareto set)."
+        "true ones, and the time that the trials of these seeds would take. *: no other arm is "
+        "faster, cheaper and higher in reward at the same time, judging by unrounded figures "
+        "(Pareto set)."
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
@@ -243,7 +244,7 @@ def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
         f"Noise of {arm}: {share:.0%} of the variance between seeds comes from the evaluation "
         f"(prompts and sampled responses), and {1 - share:.0%} from other differences between "
         f"runs. The evaluation adds a standard deviation of {noise.evaluation_sd:.3f} to the "
-        f"difference of each seed, and the margin is {margin:.3g}."
+        f"reward difference of each seed, and the margin is {margin:.3g}."
     )
     if noise.relative_cost is None:
         return said

@@ -16,7 +16,7 @@ SHORT = 12  # number of digits of a digest to show
 class OwnFile:
     """A file as it was when the experiment started, or was last resumed with changed code."""
 
-    key: str  # the setting that names the file, plus the path if arms name several files
+    key: str  # the setting that names the file; if arms name different files, plus the path
     name: str  # file name without the directory
     sha256: str
 
@@ -43,7 +43,7 @@ def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
 
 
 def replaced(experiment: ExperimentRecord) -> int:
-    """Return the number of changed files that resumes found after trials had results.
+    """Return the number of file changes that resumes found after the experiment had results.
 
     A file that changed before each of two resumes counts twice.
     """
@@ -56,8 +56,8 @@ def changed_code(experiment: ExperimentRecord) -> str:
     if not replaced(experiment):
         return ""
     return (
-        "Your code changed after the start (--accept-changed-code). If the reward changed, the "
-        "rewards before and after the change cannot be compared."
+        "Your code changed after the start (--accept-changed-code). If the code of the reward "
+        "changed, the rewards before and after the change cannot be compared."
     )
 
 

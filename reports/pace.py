@@ -22,9 +22,8 @@ from grpo_trainable.text import plural
 class Pace:
     """Timed rounds of a trial, and the rounds that its speed is computed from."""
 
-    seconds: Sequence[
-        float
-    ]  # seconds of each round that counts, without evaluation and checkpoints
+    # Seconds of each round that counts, without evaluation and checkpoints.
+    seconds: Sequence[float]
     responses: Sequence[float]  # number of responses of each round that counts
     rounds: int  # number of timed rounds
     planned: int  # number of rounds of the whole trial
@@ -103,7 +102,8 @@ def pace_of(rows: Sequence[Mapping[str, float]], config: GRPOConfig) -> Pace | N
         rows: The rows of result.json.
         config: The settings of the trial.
     """
-    timed: list[tuple[float, float, float]] = []  # seconds, responses, share of other processes
+    # Seconds, responses, and the share of the machine that other processes took, for each round.
+    timed: list[tuple[float, float, float]] = []
     wall_clock_s = trained = 0.0
     for row in rows:
         if not row.get("time/wall_clock_s") or "count/trained" not in row:

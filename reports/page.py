@@ -62,8 +62,8 @@ def render_page(
         experiment: The experiment as it was read.
         comparison: The comparison of its arms.
         asked: The table that answers the question that the search space asks, or None.
-        files: Figures from the Parquet parts, by trial name.
-        sections: The plots.
+        files: Figures from the trials' Parquet files, by trial name.
+        sections: The plots, in sections with headings.
         images: PNG images by plot and theme, such as "speed_up-dark".
         damaged: One line for each file that could not be read.
         short: The short answer at the top of the page.
@@ -168,8 +168,8 @@ def _audit_section(audits: Mapping[str, Audit], experiment: ExperimentRecord) ->
     passed = passed or ("" if failed else "No trial is complete yet.")
     return (
         '<section id="audit">\n<h2>Audit</h2>\n'
-        "<p>The audit checks that the complete trials of each arm received the treatment that the "
-        f"arm's settings ask for. {escaped(passed)}</p>\n{html_list(failed)}"
+        "<p>The audit checks that the complete trials of each arm were trained as the arm's "
+        f"settings ask. {escaped(passed)}</p>\n{html_list(failed)}"
         f"<details{' open' if failed else ''}><summary>Figures of the audit</summary>\n"
         f"{html_table(audit.CHECKS, audit.check_rows(audits), figures=True)}\n"
         f'<p class="note">{escaped(audit.CHECKS_NOTE)}</p>\n'
@@ -201,7 +201,7 @@ def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
 def _missing(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], damaged: Sequence[str]
 ) -> str:
-    """List missing data that makes the figures less reliable, as HTML; empty if there is none."""
+    """Return a list of missing data that makes the figures less reliable, as HTML; may be empty."""
     items = []
     for trial in experiment.trials:
         if not trial.finished:
@@ -245,7 +245,7 @@ def _missing(
     )
     for key in ("packages", "machine", "started"):
         if not (experiment.description.get(key) or experiment.own_tuner):
-            items.append(f"{key} not recorded: an older version started the experiment")
+            items.append(f"{key} not recorded: an older version of this package ran the trials")
     items += [text for text in damaged if text not in items]
     if not items:
         return ""
@@ -399,7 +399,7 @@ def _plot_section(section: Section, arms: Sequence[str], images: Mapping[str, by
 
 
 def _legend(arms: Sequence[str]) -> str:
-    """Return one legend for all plots of a section, because a legend in each would hide data."""
+    """Return one legend for all plots of a section. A legend inside each plot would hide data."""
     from reports.canvas import colour, marker
 
     items = "".join(
@@ -442,8 +442,10 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
         '<section id="examples">\n<h2>Before and after</h2>\n'
         "<p>The first response to each prompt, before training and at the latest evaluation. The "
         "prompts are the first held-out prompts, not a selection. If two scores follow the "
-        "reward, “format” judges the form of the response, and “answer” its answer. The reward "
-        "is not always the sum of the two.</p>\n" + "\n".join(blocks) + "\n</section>"
+        "reward, “format” judges the form of the response, and “answer” judges its answer. The "
+        "reward is not always the sum of these two scores.</p>\n"
+        + "\n".join(blocks)
+        + "\n</section>"
     )
 
 
@@ -478,7 +480,7 @@ def _machine_section(experiment: ExperimentRecord) -> str:
 
 
 def _extensions_section(experiment: ExperimentRecord) -> str:
-    """Return a table of the trials that were added to the experiment, and when, as HTML."""
+    """Return a table of the trials that were added to the experiment, with times, as HTML."""
     if not experiment.extensions:
         return ""
     rows = []

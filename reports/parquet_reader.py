@@ -1,4 +1,8 @@
-"""Read the Parquet parts of a trial: lags, uses, held-out responses, versions, gradient steps."""
+"""Read a trial's Parquet files: lags, uses, held-out responses, versions and gradient steps.
+
+A trial has a directory for each kind of record, such as `rollouts`. Each file in this directory is
+called a *part*, and contains the records that the trial wrote after one round.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ READ = {
 
 
 def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
-    """Read the parts of one kind up to the trial's last row.
+    """Read the parts of one kind, up to the last round that has a row in result.json.
 
     Returns:
         One table of all parts, and a line for each damaged part.
@@ -97,7 +101,7 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class VersionPoint:
-    """Change of the weights in one actor."""
+    """Time at which one actor changed to another policy version."""
 
     second: float  # seconds since the trial's first change
     side: str  # "learner" or "generator"
@@ -115,12 +119,12 @@ class StepPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFiles:
-    """Figures from the Parquet parts of a trial."""
+    """Figures from the Parquet files of a trial."""
 
-    lags: Counter[int]  # lag when first trained on -> number of groups
+    lags: Counter[int]  # lag of a group when it was first trained on -> number of groups
     uses: float | None  # number of rounds that trained on a group, mean over the groups
     held_out: Mapping[str, float]  # prompt -> mean reward of its responses in the last evaluation
-    held_out_first: Mapping[str, float]  # the same before training
+    held_out_first: Mapping[str, float]  # these mean rewards in the evaluation before training
     examples: Examples
     changes: Sequence[VersionPoint]
     steps: Mapping[int, StepPoint]  # position of the step in its round (from 1) -> its figures
@@ -128,12 +132,12 @@ class TrialFiles:
 
 
 def read_all(trials: Sequence[TrialRecord]) -> dict[str, TrialFiles]:
-    """Read the figures from the Parquet parts of trials, by trial name."""
+    """Return the figures from the Parquet files of trials, by trial name."""
     return {trial.name: read_files(trial) for trial in trials}
 
 
 def read_files(trial: TrialRecord) -> TrialFiles:
-    """Read the figures from the Parquet parts of a trial."""
+    """Read the figures from the Parquet files of a trial."""
     rollouts, damaged = read_parts(trial, "rollouts")
     evaluations, damaged_evaluations = read_parts(trial, "evaluations")
     versions, damaged_versions = read_parts(trial, "versions")
@@ -174,7 +178,7 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[int, StepPoint]:
 
 
 def _lags(rollouts: pa.Table) -> Counter[int]:
-    """Return the number of groups by lag. A row is a response; a group counts once."""
+    """Return the number of groups at each lag. A row is one response of a group."""
     first = rollouts.filter(pc.field("first_use") & pc.field("lag").is_valid())
     groups = first.group_by(["round", "cursor"]).aggregate([("lag", "max")])
     return Counter(groups.column("lag_max").to_pylist())
@@ -195,7 +199,7 @@ def _rounds(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _held_out(rows: Sequence[Mapping[str, Any]], round_: int) -> dict[str, float]:
-    """Return the mean reward for each prompt text. An evaluation can repeat a prompt.
+    """Return the mean reward for each prompt. Prompts with equal texts count as one prompt.
 
     Args:
         rows: The responses of all evaluations.

@@ -27,7 +27,7 @@ from reports.records import ExperimentRecord, TrialRecord
 from reports.series import Arms, Series, frontier, lag_shares, metric, stage_seconds
 from reports.summary import DEVICE, MARK, Comparison
 
-STANDARD_ERRORS = 2.0  # half the width of the band around a metric estimated from a sample
+STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
 NO_WALL_CLOCK = "No wall-clock time was recorded."
 NOT_KNOWN = "not known"
 NOT_COMPARABLE = f"{MARK} not comparable"
@@ -36,7 +36,7 @@ NOT_COMPARABLE = f"{MARK} not comparable"
 def sections(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> list[Section]:
-    """Return every plot in the order of the page. `files` maps trial names to Parquet figures."""
+    """Return every plot in the order of the page. `files` has the Parquet figures by trial name."""
     arms = experiment.arms
     return [
         Section(title="What was learned", plots=_learning(arms, comparison)),
@@ -160,7 +160,7 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
 
 
 def _tasks(arms: Arms) -> list[Plot]:
-    """Return a plot for each task of a mix; none if no trial has a mix."""
+    """Return a plot for each task of a mix (`task.mix`); none if no trial has a mix."""
     trials = [trial for of_arm in arms.values() for trial in of_arm]
     labels = dict.fromkeys(label for trial in trials for label in trial.config.parts)
     return [

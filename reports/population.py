@@ -22,7 +22,10 @@ SAID = (
 
 
 def lineage(trials: Sequence[TrialRecord]) -> list[tuple[str, ...]]:
-    """Return a row for each stretch of each member, with one cell for each title of `HEADER`."""
+    """Return a row for each stretch of each member, with one cell for each title of `HEADER`.
+
+    A stretch is a range of rounds with the same settings.
+    """
     labels = {trial.name: trial.label for trial in trials}
     varied = varied_settings(trials)
 

@@ -39,8 +39,8 @@ class TrialRecord:
 
     name: str
     directory: Path
-    # Names of the directories between the experiment's and the trial's directory: none in the first
-    # run.
+    # Names of the directories between the experiment's and the trial's directory. Empty for the
+    # first run; ("extensions", "1") for the first extension.
     run: Sequence[str] = ()
     params: Mapping[str, Any]  # params.json as it was written
     config: GRPOConfig  # the latest settings, but with the arm and the seed of the first round
@@ -218,8 +218,8 @@ class ExperimentRecord:
     own_tuner: bool = False  # True without experiment.json: a user's own Tuner ran the trials
     description: Mapping[str, Any]  # experiment.json; empty if it is missing
     question: Question | None  # None if the experiment asks no question
-    # Sorted by the question's arms, then by seeds. The trials of a user's own Tuner are sorted by
-    # the times of their first rows.
+    # In the order of the arms in the question, then of the seeds. The trials of a user's own Tuner
+    # are sorted by the times of their first rows.
     trials: Sequence[TrialRecord]
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     extensions: Sequence[Extension] = ()

@@ -216,7 +216,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
 
 
 def _lineage(trial: TrialRecord, varied: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Return the stretches of a member of a population, or None if there are none.
+    """Return the stretches (rounds with equal settings) of a population's member, or None.
 
     Args:
         trial: The trial.

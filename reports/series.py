@@ -32,7 +32,7 @@ Arms = Mapping[str, Sequence[TrialRecord]]
 
 
 def metric(name: str, factor: float = 1.0) -> Series:
-    """Return the series of a metric, multiplied by a factor, by round."""
+    """Return a series of the values of a metric by round, each multiplied by `factor`."""
 
     def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
         for row in trial.rows:
@@ -61,8 +61,8 @@ def curve(
 
     Args:
         trials: The trials of an arm.
-        series: The points of a trial.
-        margin: The margins of a trial's values, with the same rounds. None: 0.
+        series: A function that yields the points of a trial.
+        margin: A function that yields the margin of error of each of these points. None: 0.
     """
     at: dict[int, list[tuple[float, float, float]]] = {}
     for trial in trials:

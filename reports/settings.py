@@ -115,7 +115,8 @@ def default_settings(trial: TrialRecord, description: Mapping[str, Any]) -> dict
         return defaults
     declared = description.get("task_defaults")
     own = declared.get(trial.config.task.name) if isinstance(declared, Mapping) else None
-    # The task may redeclare a setting of the keyword task with a different default.
+    # The user's task may declare a setting that the built-in task `keyword` also has, with a
+    # different default.
     for setting, _ in trial.config.task.own:
         defaults.pop(f"task.{setting}", None)
     return defaults | (dict(own) if isinstance(own, Mapping) else {})
@@ -130,9 +131,9 @@ def _files_table(experiment: ExperimentRecord) -> str:
         )
     rows = [(file.setting, file.name, file.short) for file in files]
     header = ("setting", "file", f"SHA-256, first {SHORT} digits")
-    title, note = "Your own files, as they were at the start", ""
+    title, note = "Your own files at the start of the experiment", ""
     if replaced(experiment):
-        title = "Your own files, as they were at the last resume"
+        title = "Your own files at the last resume"
         note = (
             "<p>Your code has changed since the start (--accept-changed-code), so some rounds were "
             "trained with an earlier version.</p>\n"

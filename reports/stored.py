@@ -65,7 +65,7 @@ def _naming_the_store(text: str, copy: Path, place: StoredPath) -> str:
 
 
 def _bring(copy: Path, place: StoredPath) -> None:
-    """Write the report to the store, and remove plots of an earlier report."""
+    """Write the report to the store, and remove plots that only an earlier report had."""
     found = [path for name in REPORT_FILES for path in (copy / name, *(copy / name).glob("*"))]
     written = {path.relative_to(copy).as_posix(): path for path in found if path.is_file()}
     if not written:

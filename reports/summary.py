@@ -1,4 +1,7 @@
-"""The final table: one row per arm, with medians over seeds. The report shows the same rows."""
+"""The table at the end of an experiment: one row per arm, with medians over the seeds.
+
+The report shows the same rows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ BASELINE = "colocated_k1"
 # Replaces a speed, or follows a total, that other processes have made incomparable.
 MARK = "?"
 COUNTED = "*"  # follows a speed that includes disturbed rounds because of the trials' settings
-# What to do if other processes made speeds incomparable.
+# Advice for the case that other processes made speeds incomparable.
 ADVICE = (
     "Run the experiment again on an idle machine, or with --set "
     "callbacks.leave_out_disturbed=false, which includes disturbed rounds."
@@ -40,7 +43,8 @@ COVERS = {  # the key is True if the interval of a speed rests on several seeds
     True: "With several seeds, an interval covers the differences between runs, including the "
     "noise between rounds.",
 }
-# Medians that differ by at most this share count as equal, because a few groups may have failed.
+# Numbers of samples that differ by at most this share count as equal, because a few groups may have
+# failed.
 EQUAL_SAMPLES = 0.01
 UNEQUAL = (
     "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
@@ -77,7 +81,7 @@ class TrialSummary:
     # Number of responses that the trial was to train on before an evaluation -> held-out reward.
     rewards: Mapping[int, float]
     eval_prompts: int  # number of held-out prompts; the last evaluation may have more
-    truncated: float | None  # share of responses in the last rounds that the limit cut off
+    truncated: float | None  # share of the last rounds' responses that the token limit cut off
     max_new_tokens: int
     reference_nll: float | None
     largest_lag: float | None
@@ -141,12 +145,12 @@ class Comparison:
     """Comparison of the arms, which the command prints and the report shows."""
 
     arms: Mapping[str, Sequence[TrialSummary]]
-    baseline: str | None  # the arm that speed-ups are relative to; None if no arm is timed
+    baseline: str | None  # arm that speed-ups are relative to; None if no arm has a timed round
     speed: Mapping[str, Contrast]  # other arm -> samples per second relative to the baseline
     cost: Mapping[str, Contrast]  # other arm -> samples per device-hour relative to the baseline
     not_comparable: Mapping[str, str]  # arm -> reason why it has no speed and no cost
     changes: Mapping[str, Sequence[Change]]  # side effects of training, by arm
-    lineage: Sequence[tuple[str, ...]] = ()  # of a population: a row for each stretch of a member
+    lineage: Sequence[tuple[str, ...]] = ()  # rows of the table of a population's members
     awaited: str | None = None  # the planned baseline, while it has no timed round
 
     @property
@@ -264,7 +268,7 @@ class Comparison:
         ]
 
     def _at_equal_samples(self) -> list[str]:
-        """Compare the rewards after equal numbers of samples, if trials ended at different ones."""
+        """Compare rewards at an equal number of samples, if the trials ended at unequal numbers."""
         trials = [trial for own in self.arms.values() for trial in own]
         ends = [trial.samples for trial in trials if trial.samples is not None]
         if len(self.arms) < 2 or not ends or max(ends) <= (1 + EQUAL_SAMPLES) * min(ends):
@@ -432,7 +436,7 @@ def compare(
     not_begun: Sequence[tuple[str, int]] = (),
     preferred: str | None = None,
 ) -> Comparison:
-    """Compare the arms of these trials, leaving out trials without a row.
+    """Compare the arms of these trials, leaving out trials without a finished round.
 
     Args:
         trials: The trials that have begun.

@@ -106,7 +106,8 @@ def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFile
     """Return a sentence on what training changed if the experiment has one arm; else no sentence.
 
     Seeds and prompts are paired: the same prompts are answered before and after training. If the
-    user's code changed meanwhile, the rewards cannot be compared.
+    user's code changed during the experiment, the rewards cannot be compared, so there is no
+    sentence.
     """
     evaluated = [trial for trial in experiment.trials if trial.reward_after is not None]
     one_arm = len({trial.arm for trial in evaluated}) == 1

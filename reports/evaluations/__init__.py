@@ -1,1 +1,1 @@
-"""Figures, files and the page of an evaluation's responses (launch/evaluate.py)."""
+"""Compute the figures of an evaluation (launch/evaluate.py), and write its files and its page."""

@@ -145,7 +145,9 @@ def _read_data(directory: Path) -> dict[str, Any]:
         raise _damaged(directory, f"{DATA}: {one_line(error)}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise _damaged(directory, f"{DATA} has format {found}, but this program reads {FORMAT}")
+        raise _damaged(
+            directory, f"{DATA} has format {found}, but this program reads format {FORMAT}"
+        )
     return data
 
 
@@ -238,7 +240,7 @@ def running_commit() -> str | None:
     Return None if this is not a checkout of the repository, for example in an installed package.
     """
     try:
-        # The package may lie inside another repository, where Git does not track this file.
+        # The package may be installed inside another repository, which does not track this file.
         _git("ls-files", "--error-unmatch", Path(__file__).name)
         changed = _git("status", "--porcelain", "--untracked-files=no")
         return _git("rev-parse", "HEAD") + ("+" if changed else "")

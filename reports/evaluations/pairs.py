@@ -12,8 +12,8 @@ from reports.evaluations.measures import TITLES, measures
 from reports.evaluations.record import EvaluationRecord
 from reports.intervals import alike, over_prompts
 
-# Number of prompts. The chance that equal policies differ in the same direction on all 6 prompts is
-# 2 / 2^6 = 3 %.
+# Minimum number of prompts at which the same difference on every prompt is significant. The
+# chance that equal policies differ in the same direction on all 6 prompts is 2 / 2^6 = 3 %.
 SIGN_TEST = 6
 
 

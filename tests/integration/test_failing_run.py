@@ -163,4 +163,4 @@ def test_a_mended_reward_is_accepted_once_the_user_says_so(mistaken):
     assert "task.reward has changed since the checkpoint" in done.stdout
     (trial,) = trial_directories(storage / "mistaken")
     assert [row["training_iteration"] for row in rows(trial)] == [1, 2]
-    assert "as they were at the last resume" in (storage / "mistaken/report.html").read_text()
+    assert "Your own files at the last resume" in (storage / "mistaken/report.html").read_text()

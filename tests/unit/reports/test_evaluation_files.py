@@ -101,7 +101,7 @@ def test_a_directory_without_an_evaluation_is_told_so(tmp_path):
     [
         ("evaluation.json", b"{", "evaluation.json"),
         ("evaluation.json", b"[]", "has format list"),
-        ("evaluation.json", b'{"format": 2}', "has format 2, but this program reads 1"),
+        ("evaluation.json", b'{"format": 2}', "has format 2, but this program reads format 1"),
         ("evaluation.json", b'{"format": 1}', "'policy'"),
         ("generations.parquet", b"PAR1", "contains no readable evaluation"),
     ],

@@ -114,7 +114,7 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert row.verdict == UNDECIDED
     (said,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
     assert "100% of the variance between seeds comes from the evaluation" in said
-    assert "0.100 to the difference of each seed, and the margin is 0.1." in said
+    assert "0.100 to the reward difference of each seed, and the margin is 0.1." in said
     assert "(eval.final_prompts=8, if the task has as many)" in said  # four times two prompts
     assert "costs 0.40 times as much as with more seeds, so evaluate more prompts first" in said
 

@@ -78,7 +78,7 @@ def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_p
     assert found is not None
     assert found.arms["lag1"]["early_reward"] == [0.4]
     assert "early held-out reward" in found.header
-    assert "nearest to the point after 25% of the rounds (here, after 25% of them)." in found.note
+    assert "nearest to 25% of the rounds (here, after 25% of the rounds)." in found.note
 
 
 def test_an_early_reward_that_was_not_measured_early_says_when_it_was(tmp_path):

@@ -166,7 +166,7 @@ def test_files_of_the_users_are_named_with_their_digests(own):
         "space": {"name": "s.py:MINE", "sha256": "ef" * 32},
     }
     section = settings_section(read_experiment(own))
-    table = section.partition("Your own files, as they were at the start")[2]
+    table = section.partition("Your own files at the start of the experiment")[2]
     assert "<td>my_rewards.py</td><td>abababababab</td>" in table.partition("</table>")[0]
     assert "config.json" not in table.partition("</table>")[0]  # this file ships with the package
 
@@ -181,7 +181,7 @@ def test_code_that_changed_between_two_commands_is_said(tmp_path, changed, at):
     )
     write_arm(directory, "a", 0.5)
     section = settings_section(read_experiment(directory))
-    assert f"Your own files, as they were at the {at}" in section
+    assert f"Your own files at the {at}" in section
     assert ("Your code has changed since the start" in section) == (at == "last resume")
 
 
