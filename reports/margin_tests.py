@@ -204,10 +204,10 @@ class _Sample:
 def _lower_bound(
     own: Pairs, claims: Mapping[str, _Test], shifted: _Sample, plain: _Sample
 ) -> float | None:
-    """Return a lower bound of the difference that agrees with the claims.
+    """Return a lower bound of the difference that does not contradict the verdict.
 
-    *Better* is a family of tests with its own levels. The lower bound of an arm that is not better
-    is therefore at most 0.
+    The claims *better* form a family of tests with its own levels. So if an arm is not found
+    *better*, its lower bound is at most 0.
     """
     if claims[BETTER].rejected:
         return plain.lower(claims[BETTER].nominal)

@@ -421,7 +421,7 @@ def _drift(arms: Arms) -> list[Plot]:
         lines(
             arms,
             name="reference_nll",
-            title="Is it still language?",
+            title="Are the responses still language?",
             look="The reference NLL: how unlikely the initial policy finds each token of the "
             "current responses. A steep rise means that the text is falling apart, even if the "
             "reward rises."

@@ -78,14 +78,14 @@ class TrialSummary:
     device_hours: float | None
     first: float | None
     last: float | None
-    # Number of responses that the trial was to train on before an evaluation -> held-out reward.
+    # Planned number of responses to train on before an evaluation -> held-out reward.
     rewards: Mapping[int, float]
     eval_prompts: int  # number of held-out prompts; the last evaluation may have more
     truncated: float | None  # share of the last rounds' responses that the token limit cut off
     max_new_tokens: int
     reference_nll: float | None
     largest_lag: float | None
-    niceness: float  # highest niceness of its actors; an ordinary process has 0
+    niceness: float  # highest niceness of the trial's actors; an ordinary process has 0
     # Number of rounds in which the rewards within each group were equal; 0 if the advantage can use
     # such rounds.
     still: int
@@ -543,7 +543,7 @@ def show(values: Sequence[float | None], form: str | Callable[[float], str]) -> 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:
     """Return the medians before and after training, as text: `0.366 -> 0.911 (0.902-0.915)`.
 
-    As soon as any trial has a value after training, the medians exclude trials without one.
+    As soon as any trial has a value after training, the medians exclude trials that have none.
     """
     measured = [b for b, a in zip(before, after, strict=True) if a is not None]
     first, last = show(measured or before, form), show(after, form)

@@ -103,7 +103,7 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
 
 
 def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFiles]) -> list[str]:
-    """Return a sentence on what training changed if the experiment has one arm; else no sentence.
+    """Return a sentence on the change in held-out reward, if the experiment has only one arm.
 
     Seeds and prompts are paired: the same prompts are answered before and after training. If the
     user's code changed during the experiment, the rewards cannot be compared, so there is no
