@@ -97,7 +97,7 @@ def narrow_tables(
 ) -> str:
     """Divide a table into tables of at most `MAX_COLUMNS` columns.
 
-    Each of them begins with the first column.
+    Each of these tables begins with the first column of the original table.
 
     Args:
         header: The titles of the columns.

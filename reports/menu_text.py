@@ -211,7 +211,8 @@ def _prices(menu: Menu) -> list[str]:
     far = [arm for arm, seeds in undecided if seeds is None]
     said = []
     if near and menu.price is not None:
-        named = _joined(near) if far or len(near) == 1 else "them"  # all were named just before
+        # “Them” refers to the arms that the sentence “Undecided: …” names.
+        named = _joined(near) if far or len(near) == 1 else "them"
         said.append(f"Deciding {named} would probably take {_cost(menu.price)} more.")
     if far:
         said.append(f"{_joined(far)} would probably need more than {_most(menu)} seeds.")

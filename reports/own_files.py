@@ -14,7 +14,7 @@ SHORT = 12  # number of digits of a digest to show
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFile:
-    """A file as it was when the experiment started, or was last resumed with changed code."""
+    """A file as of the start of the experiment, or of its last resume with changed code."""
 
     key: str  # the setting that names the file; if arms name different files, plus the path
     name: str  # file name without the directory

@@ -58,7 +58,7 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
     for name in names:
         number = re.fullmatch(r"part-(\d+)\.parquet", name)
         if number is None or int(number[1]) > trial.round:
-            continue  # the round was cut off, or a resumed trial will repeat it
+            continue  # not a part, or the part of a round without a row, which a resume repeats
         content = content_of(root, (*trial.path, kind, name), damaged)
         if content is None:
             continue
@@ -279,12 +279,12 @@ def truth_text(row: Mapping[str, Any]) -> str | None:
     try:
         truth = json.loads(stored or "null")
         return None if truth is None else shown_truth(truth)
-    except (ValueError, RecursionError):  # a file that we did not write
+    except (ValueError, RecursionError):  # not JSON, so not written by this package
         return stored
 
 
 def scores_text(row: Mapping[str, Any]) -> str:
-    """Return `reward 0.50`, plus the format reward and the answer reward if the reward has both."""
+    """Return `reward 0.50`, plus the format reward and the answer reward if the row has both."""
     parts = {"format": row["format_reward"], "answer": row["answer_reward"]}
     whole = {"reward": row["reward"], **({} if None in parts.values() else parts)}
     return ", ".join(f"{name} {value:.2f}" for name, value in whole.items())

@@ -351,7 +351,7 @@ def _drift(arms: Arms) -> list[Plot]:
             "reward, less is better. Solid: the k1 estimate, which can be negative. Dotted: the k3 "
             "estimate, which is never negative but jumps at a single unlikely token. The y axis "
             "covers the range of the k1 estimate, so the k3 estimate can leave the plot. If this "
-            f"range is wide, the axis is linear near 0 and logarithmic beyond.{_sampled(arms)}",
+            f"range is wide, the axis is linear near 0 and logarithmic elsewhere.{_sampled(arms)}",
         ),
         (
             "previous",
@@ -480,9 +480,9 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             arms,
             name="lag",
             title="Lag over the rounds",
-            look="How many rounds old a group is when it is first trained on. Solid: the oldest "
-            "group of the round, which must not be older than the setting lag allows. Dotted: the "
-            "mean. Equal lines are drawn slightly apart.",
+            look="How many rounds old a group is when it is first trained on. Solid: the largest "
+            "lag of the round's groups, which must not exceed the setting “lag”. Dotted: their mean "
+            "lag. Equal lines are drawn slightly apart.",
             x_label="round",
             y_label="rounds behind",
             series=metric("lag/max"),
