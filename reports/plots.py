@@ -481,8 +481,8 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             name="lag",
             title="Lag over the rounds",
             look="How many rounds old a group is when it is first trained on. Solid: the largest "
-            "lag of the round's groups, which must not exceed the setting “lag”. Dotted: their mean "
-            "lag. Equal lines are drawn slightly apart.",
+            "lag of the round's groups, which must not exceed the setting “lag”. Dotted: their "
+            "mean lag. Equal lines are drawn slightly apart.",
             x_label="round",
             y_label="rounds behind",
             series=metric("lag/max"),
