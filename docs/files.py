@@ -1,6 +1,6 @@
-"""Every file of the product with the first sentences of its docstring, room by room.
+"""Make the page that lists every file of the packages, with the first paragraph of its docstring.
 
-`python docs/files.py > docs/architecture/files.md` writes the page again.
+To update the page, run `python docs/files.py > docs/architecture/files.md`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MkDocs hooks: add linked files from outside docs/, and refuse pages that load remote content.
+"""MkDocs hooks: add linked files from outside docs/, and reject pages that load remote content.
 
 Pages link to files of the repository by relative paths, so that the links also work in the
 repository itself. On the site, each file keeps its path in the repository.
@@ -16,8 +16,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
-# The marker of a figure within a sentence (docs/tables.py). Markdown would take the brackets in it
-# for references.
+# The comment before a figure within a sentence (see docs/tables.py). Markdown would read the square
+# brackets in the comment as link references.
 MARKER = re.compile(r"<!-- [^<>]*\{[^<>]* -->")
 LOADED = re.compile(
     r'<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"'
@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Drop the markers of figures, and turn links to files into links within the site."""
+    """Remove the comments before figures, and turn links to files into links within the site."""
     repository, docs = _directories(config)
     source = Path(page.file.abs_src_path or "")
 

@@ -11,9 +11,9 @@ A page keeps each figure between two comments, and this script replaces the text
   additions: a key after a list selects that key in every element, `[key=value]` selects elements,
   and `.min`, `.max`, `.median` and `.count` summarise a list.
 
-Two names lead to figures of several results: `judged` to the verdicts on the arms of off-policy
-results, with the margin `MARGIN`, and `faults` to the totals over all faults. A comment at the
-start of a line would end the paragraph, so put a word before it.
+Two names stand for figures that combine several files. `judged` has the verdicts on the arms of the
+off-policy results, with the margin `MARGIN`. `faults` has the totals over all faults. A comment at
+the start of a line would end the paragraph, so put a word before a comment.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FigureError(ValueError):
 
 
 class Value:
-    """A value in a JSON file, as templates address and format it."""
+    """A value in a JSON file, with the operators that templates use to select and format it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -98,12 +98,12 @@ class Value:
         if self.value is None:
             return "-"
         if isinstance(self.value, (dict, list)):
-            raise TypeError("the field leads to several values")
+            raise TypeError("the field selects several values instead of one")
         return format(self.value, form).replace("%", " %")
 
 
 class Files(Mapping[str, Value]):
-    """The JSON files by name, `judged` and `faults`."""
+    """The contents of the JSON files by name, and the combined figures `judged` and `faults`."""
 
     def __getitem__(self, name: str) -> Value:
         if name == "judged":
@@ -126,7 +126,7 @@ def exists(name: str) -> bool:
 
 @cache
 def read(name: str) -> dict[str, Any]:
-    """Return the content of a result."""
+    """Return the content of a result's JSON file."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -157,7 +157,7 @@ def all_judged() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def filled(text: str, page: str) -> str:
-    """Return the text of a page with the present figures."""
+    """Return the text of a page with all figures filled in again."""
 
     def fill(found: re.Match[str]) -> str:
         opening = found[1]
@@ -171,7 +171,7 @@ def filled(text: str, page: str) -> str:
 
 
 def template_of(template: str) -> str:
-    """Return the text of a template."""
+    """Return a template with all its fields filled in."""
     return template.format_map(Files())
 
 
@@ -199,7 +199,10 @@ def main() -> None:
 
 
 def sources(*names: str) -> list[str]:
-    """Tabulate the command, commit and date of results; `micro.packing` names a part of one."""
+    """Tabulate how and when results were measured.
+
+    A name such as `micro.packing` selects the part `packing` of the result `micro`.
+    """
     rows = []
     for name in names:
         file, _, part = name.partition(".")
@@ -226,12 +229,12 @@ def evidence() -> list[str]:
 
 
 def linked(name: str) -> str:
-    """Return the name of a result, with a link if it has been measured."""
+    """Return the name of a result, as a link if the result has been measured."""
     return f"[{name}](../../benchmarks/results/{name}.json)" if exists(name) else name
 
 
 def minutes(seconds: float | None) -> str:
-    """Return seconds as minutes."""
+    """Return a time in minutes as text, or "not yet" if nothing was measured."""
     return "not yet" if seconds is None else f"{seconds / 60:.1f}"
 
 
@@ -246,7 +249,7 @@ README_COLUMNS = (
 def arms_of_log(log: str) -> list[dict[str, str]]:
     """Return the final table of a log as one dictionary per arm: column title -> cell."""
     _, found, after = log.rpartition("\narm ")
-    assert found, "the command ends with a table of arms"
+    assert found, "the log has no table of arms"
     header, *lines = f"arm {after}".splitlines()
     # All columns except the first are aligned to the right, and a cell may be empty.
     titles = [(found[0], found.end()) for found in re.finditer(r"\S+(?: \S+)*", header)]
@@ -332,7 +335,7 @@ MOVED = "async, reference in generator"
 
 
 def repeats(mean: float, values: Sequence[float], form: str = "{:.2f} x") -> str:
-    """Return a mean with the repeats in brackets."""
+    """Return a mean, with the values of the repeats in brackets."""
     return f"{form.format(mean)} ({', '.join(format(value, '.2f') for value in values)})"
 
 
@@ -363,7 +366,8 @@ def moved_reference() -> list[str]:
     rows = []
     for name, own in read("asynchrony")["workload"].items():
         if MOVED in own["speed_ups"]:
-            slower = own["speed_ups"][MOVED]  # the speed-up of the usual run over the moved one
+            # Each value divides the speed of the usual run by the speed with the moved reference.
+            slower = own["speed_ups"][MOVED]
             mean = 1 / own["speed_up_means"][MOVED]["value"]
             rows.append([WORKLOADS[name], repeats(mean, [1 / value for value in slower])])
     return markdown(["workload", "speed-up over the reference in the learner"], rows)
@@ -493,7 +497,7 @@ def broadcast() -> list[str]:
 
 
 def sync_share() -> list[str]:
-    """Show the share of a round in which weights travel."""
+    """Show the share of a round's time that the transfer of weights takes."""
     found = read("micro")["sync_share"]["share"]
     rows: dict[tuple[str, str], list[str]] = {}
     for name, own in found.items():
@@ -538,7 +542,7 @@ def learning() -> list[str]:
 
 
 def between(values: Sequence[float], form: str) -> str:
-    """Return the range of some values."""
+    """Return the smallest and the largest value as text, or one value if both look the same."""
     low, high = format(min(values), form), format(max(values), form)
     return low if low == high else f"{low}-{high}"
 
@@ -581,7 +585,7 @@ FAULTS = ("faults_processes", "faults_everything_else", "faults_rewards", "fault
 
 
 def totals_of_faults() -> dict[str, int]:
-    """Return the number of faults, of survived ones, and of recoveries that can be bit-exact."""
+    """Count faults, survived faults, exact recoveries, and recoveries that should be exact."""
     found = [own for name in FAULTS for all_ in read(name)["faults"].values() for own in all_]
     exact = [own["exact"] for own in found if own["exact"] is not None]
     survived = sum(own["survived"] for own in found)
