@@ -53,6 +53,8 @@ from reports.records import TrialRecord
 from reports.summary import compare
 from search_spaces import SearchSpace
 
+Trials = Sequence[TrialRecord]
+
 SLOWED = 0.15
 # The default reward (1 for the keyword as a whole word), written as a user-defined function, so
 # that it runs in a separate process.
@@ -142,12 +144,7 @@ def reward(storage: Path, name: str, sleep_s: float) -> str:
 
 
 def verdict(
-    arm: Sequence[TrialRecord],
-    base: Sequence[TrialRecord],
-    repeats: int,
-    rng: random.Random,
-    *,
-    swap: bool,
+    arm: Trials, base: Trials, repeats: int, rng: random.Random, *, swap: bool
 ) -> dict[str, Any]:
     """Compare two arms, and count the resampled experiments that tell them apart."""
     found = speed_up(arm, base)
@@ -163,8 +160,8 @@ def verdict(
 
 
 def resampled(
-    arm: Sequence[TrialRecord], base: Sequence[TrialRecord], rng: random.Random, *, swap: bool
-) -> tuple[list[TrialRecord], list[TrialRecord]]:
+    arm: Trials, base: Trials, rng: random.Random, *, swap: bool
+) -> tuple[Trials, Trials]:
     pairs = []
     for own, other in zip(arm, base, strict=True):
         pair = (drawn(own, rng), drawn(other, rng))

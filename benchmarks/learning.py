@@ -74,11 +74,7 @@ def main() -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every trial"
     )
     parser.add_argument(
-        "--lrs",
-        nargs="+",
-        type=number(float, 0),
-        metavar="RATE",
-        help="learning rates (default: only the trial's default rate)",
+        "--lrs", nargs="+", type=number(float, 0), metavar="RATE", help="learning rates (default)"
     )
     parser.add_argument("--out", type=Path, help="JSON file (learning.json or arithmetic.json)")
     args = parser.parse_args()

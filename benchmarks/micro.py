@@ -454,10 +454,7 @@ CLAIMS = {
         Claim("checkpoints take one or two percent of wall-clock", checkpoint_cost),
         Claim("sending weights takes less than a hundredth of a round", sync_share),
         Claim("two learners take a step nearly twice as fast as one", learners),
-        Claim(
-            "the KL of 16 responses agrees with the KL of all responses, and takes less time",
-            monitor,
-        ),
+        Claim("the KL of 16 responses agrees with the KL of all, and takes less time", monitor),
         Claim("the arithmetic policy solves more problems greedily than with one sample", greedy),
     )
 }
