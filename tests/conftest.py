@@ -24,7 +24,7 @@ def pytest_configure() -> None:
         other_blas.install(os.environ["OTHER_BLAS"])
 
 
-# Collecting makes many objects that stay. The garbage collector need not visit them.
+# Collecting the tests makes many objects that stay. The garbage collector need not visit them.
 def pytest_collection() -> None:
     gc.disable()
 

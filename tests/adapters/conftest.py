@@ -1,7 +1,7 @@
 """Shared fixtures of the adapter tests, which run in the environment of `make test-adapters`.
 
-They are a policy whose context holds long prompts, trials of two rounds, and a server with the
-sample of OpenEnv.
+The fixtures provide a policy with a long context, trials of two rounds, a check of environments,
+and a server that runs OpenEnv's sample environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENT_S = 100.0  # deadline for an answer on a busy machine
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write a policy with random weights and enough context for the texts of these environments."""
+    """Write a policy with random weights and a context long enough for these environments."""
     return write_quick_policy(tmp_path_factory.mktemp("policy"), context_length=2048)
 
 
@@ -44,7 +44,10 @@ def ray_session() -> Iterator[None]:
 def train(
     ray_session: None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Path], list[dict[str, Any]]]:
-    """Return a function that runs a trial of two rounds on a file's `Game` and `Games`."""
+    """Return a function that runs a trial of two rounds on the `Game` and `Games` of a file.
+
+    `Game` is the environment, and `Games` is the task.
+    """
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
 
     def rows(path: Path) -> list[dict[str, Any]]:
@@ -68,9 +71,9 @@ def train(
 
 @pytest.fixture
 def is_sound(policy: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., bool]:
-    """Return a function that checks a file's `Game` with its `Games` and the given actions.
+    """Return a function that runs `check_env` on the `Game` and `Games` of a file.
 
-    It returns True if `check_env` finds nothing.
+    The function plays the given actions, and returns True if `check_env` finds no fault.
     """
 
     def sound(path: Path, *actions: str) -> bool:
@@ -88,7 +91,7 @@ def is_sound(policy: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., b
 
 @pytest.fixture(scope="session")
 def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the address of a server with the unmodified sample of OpenEnv."""
+    """Yield the address of a server that runs OpenEnv's unmodified sample environment."""
     pytest.importorskip("openenv", reason="OpenEnv is not installed: make test-adapters")
     with serving_sample(tmp_path_factory.mktemp("openenv")) as address:
         yield address

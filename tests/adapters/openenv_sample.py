@@ -1,4 +1,4 @@
-"""The environment that `openenv init` writes, an echo, on a server of this machine."""
+"""The echo environment that `openenv init` writes, on a server on this machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ uvicorn.run(app, fd=int(sys.argv[1]), log_level="critical")
 
 @contextmanager
 def serving_sample(folder: Path) -> Iterator[str]:
-    """Write the unmodified sample to a folder, serve it, and yield the server's address."""
+    """Write the unmodified sample environment to a folder, serve it, and yield the address."""
     init = [sys.executable, "-m", "openenv.cli", "init", "echo_game"]
     subprocess.run(init, cwd=folder, check=True, capture_output=True, timeout=120)
-    # The port listens before the server is up, so early clients wait for it.
+    # The port accepts connections before the server is up, so early clients wait for the server.
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         server = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(listening.fileno())],

@@ -1,4 +1,4 @@
-"""Checks of a trial of two rounds."""
+"""A check of the rows of a trial with two rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def assert_trained(rows: list[dict[str, Any]]) -> None:
-    """Check that all groups of both rounds were played and trained on, in several turns."""
+    """Check that all groups of both rounds were trained on and took several turns."""
     assert [row["count/trained"] for row in rows] == [2, 4]
     assert [row["count/dropped_reward"] for row in rows] == [0, 0]
     assert all(row["response/turns_mean"] > 1 for row in rows)

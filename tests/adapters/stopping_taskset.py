@@ -1,4 +1,4 @@
-"""A taskset of verifiers whose task itself decides when it stops."""
+"""A taskset for verifiers whose task defines when an episode stops."""
 
 import verifiers.v1 as vf
 

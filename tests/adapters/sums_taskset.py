@@ -1,4 +1,4 @@
-"""A taskset of verifiers with single replies: 0 + 9, 1 + 9, 2 + 9."""
+"""A taskset for verifiers with three sums (0 + 9, 1 + 9, 2 + 9), each with a single reply."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The environment that `openenv init` writes, on a server: played by hand, checked, trained on."""
+"""The environment that `openenv init` writes, on a server: played, checked and trained on."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Games = seeded_task(Game, stop=("\\n", " ", "e"))
 
 
 def test_the_hints_lead_to_the_number() -> None:
-    """With seed 7 the game draws 11 from 1 to 20."""
+    """With seed 7, the game draws the number 11 from the numbers 1 to 20."""
     assert random.Random(7).randint(1, 20) == 11
     game = textarena_environment("GuessTheNumber-v0")()
     prompt = game.reset({"seed": 7})
@@ -37,7 +37,7 @@ def test_the_hints_lead_to_the_number() -> None:
 
 
 def test_two_invalid_moves_lose_and_count() -> None:
-    """The reward depends on the last valid guess, 15, which is 4 of 19 steps away from 11."""
+    """The last valid guess, 15, is 4 away from 11, and 20 is 19 away from 1."""
     game = textarena_environment("GuessTheNumber-v0")()
     game.reset({"seed": 7})
     game.step("[15]\n")
@@ -49,7 +49,7 @@ def test_two_invalid_moves_lose_and_count() -> None:
 
 
 def test_games_that_are_played_in_turn_do_not_disturb_each_other() -> None:
-    """While it is played, Blackjack draws from Python's generator."""
+    """During a game, Blackjack draws cards from Python's global random generator."""
     hands = [textarena_environment("Blackjack-v0")() for _ in range(3)]
     first = [hand.reset({"seed": 3}) for hand in hands]
     assert len(set(first)) == 1

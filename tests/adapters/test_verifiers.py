@@ -62,7 +62,7 @@ def test_a_second_agent_is_refused() -> None:
 
 
 def test_the_rewards_of_all_turns_come_with_the_last(echo_server: str) -> None:
-    """A character earns a tenth: 0.5 for `hello`, 0.2 for `hi`, 1 for `ten signs!`."""
+    """Each character earns 0.1: 0.5 for `hello`, 0.2 for `hi`, 1 for `ten signs!`."""
     env = verifiers_environment(
         taskset={"id": "openenv", "base_url": echo_server, "resets": [{"seed": 1}]},
         player={"max_turns": 3},

@@ -1,7 +1,7 @@
-"""Simulated machines on one machine: each is a network and a mount namespace behind a switch.
+"""Simulated machines: network and mount namespaces of this machine, connected by a switch.
 
-Each has its own address, `/dev/shm` and disk. Only root can make them, on Linux with `ip`,
-`nsenter` and `unshare`.
+Each simulated machine has its own address, `/dev/shm` and disk. Only root can make them, on Linux
+with `ip`, `nsenter` and `unshare`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SETS = itertools.count()  # numbers the sets of machines that this process make
 
 
 def missing() -> str | None:
-    """Return the reason why such machines cannot be made here, or None if they can."""
+    """Return why no simulated machines can be made here, or None if they can be made."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -40,11 +40,11 @@ def missing() -> str | None:
 
 @contextlib.contextmanager
 def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
-    """Yield machines 1 to `count`. All their processes end with them.
+    """Yield simulated machines 1 to `count`. Remove them at the end, and kill their processes.
 
     Args:
         count: Number of machines.
-        disk: Path at which every machine has a disk.
+        disk: Path at which every machine has its own disk.
     """
     prefix = f"grpo-{os.getpid()}-{next(_SETS)}"
     switch = f"{prefix}-sw"
@@ -76,7 +76,7 @@ class Machine:
         _ip("-n", switch, "link", "set", self._port, "master", "br0", "up")
         _ip("-n", name, "addr", "add", f"{self.address}/24", "dev", "eth0")
         self.connect()
-        # The mounts exist as long as this process.
+        # The mounts exist as long as the process that makes them.
         mounts = (
             "mount --make-rprivate /",
             f"mount -t tmpfs -o size={SHARED_MEMORY} tmpfs /dev/shm",
@@ -105,12 +105,12 @@ class Machine:
         _ip("-n", self._name, "link", "set", "eth0", "down")
 
     def lose(self, percent: float) -> None:
-        """Drop a share of the packets that arrive by the network cable, at random. Needs `nft`.
+        """Drop a random share of the packets that reach this machine. This needs `nft`.
 
         Args:
             percent: Share of the packets, at least 0.1.
         """
-        last = round(percent * 10) - 1  # the last number of 0 to 999 that drops a packet
+        last = round(percent * 10) - 1  # numbers from 0 to `last`, out of 0 to 999, drop a packet
         rules = (
             "add table inet loss",
             "add chain inet loss in { type filter hook input priority 0; }",
@@ -120,9 +120,9 @@ class Machine:
         subprocess.run(inside, check=True)
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens at a free port of this machine, for one of our servers."""
+        """Return a socket that listens on this machine, for a server in the test's own process."""
 
-        # A thread enters the namespace and leaves it by ending. The socket stays there.
+        # A thread enters the machine's namespace, and then ends. The socket stays in the namespace.
         def enter() -> socket.socket:
             with open(f"/proc/{self._keeper.pid}/ns/net") as network:
                 if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET) != 0:
@@ -133,7 +133,7 @@ class Machine:
             return thread.submit(enter).result()
 
     def seen(self, path: Path) -> Path:
-        """Return our path to an absolute path of this machine, including its own disk."""
+        """Return the path at which the test's process sees an absolute path of this machine."""
         return Path(f"/proc/{self._keeper.pid}/root") / path.relative_to("/")
 
     def start(
@@ -159,7 +159,7 @@ class Machine:
         return process.returncode, printed
 
     def processes(self) -> list[int]:
-        """Return every process on this machine except the one that keeps it."""
+        """Return every process on this machine except the one that keeps its namespaces."""
         network = _network(self._keeper.pid)
         found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
         return [pid for pid in found if pid != self._keeper.pid and _network(pid) == network]

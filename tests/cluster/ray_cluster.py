@@ -1,4 +1,4 @@
-"""A Ray cluster of several simulated machines on this machine, and our command on it."""
+"""A Ray cluster of several simulated machines, on which launch/tune.py can run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cluster:
         self._ray([self.machines[0]], options, self.head_cpus)
 
     def join(self, *machines: Machine) -> None:
-        """Start Ray on other machines, all at once."""
+        """Start Ray on further machines, all at once."""
         self._ray(machines, [f"--address={self.address}"], CPUS)
 
     def _ray(self, machines: Sequence[Machine], options: Sequence[str], cpus: int) -> None:
@@ -60,13 +60,13 @@ class Cluster:
 def ray_cluster(
     count: int, *, spare: int = 0, head_cpus: int = CPUS, **environment: str
 ) -> Iterator[Cluster]:
-    """Yield a cluster of `count` machines, with `spare` machines that have not joined it."""
+    """Yield a cluster of `count` machines. A further `spare` machines exist but have not joined."""
     variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
-        # At Ray's default of 15, trials would wait for every other process of this machine.
+        # At Ray's default niceness of 15, trials would give way to all other processes here.
         "RAY_worker_niceness": "0",
         **environment,
     }

@@ -24,7 +24,7 @@ def rows(storage: Path) -> list[dict]:
 
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_a_trial_whose_actors_are_on_different_machines_ends(cluster: Cluster, tmp_path, transport):
-    # Machines have two CPUs: no machine has room for the learner and the generators together.
+    # Every machine has two CPUs, so none has room for both the learner and the generators.
     status, printed = cluster.tune(
         *(*TINY, "--iterations", "4", "--storage", str(tmp_path)),
         *("--set", "resources.learner_cpus=2", "--set", "resources.num_generators=2"),
@@ -37,7 +37,7 @@ def test_a_trial_whose_actors_are_on_different_machines_ends(cluster: Cluster, t
 def test_learners_share_a_machine_and_weights_travel_to_each_generator_by_what_leads_there(
     cluster: Cluster, tmp_path
 ):
-    # Both learners and one generator fill a machine, so the other generator is on another one.
+    # The learners and one generator fill a machine, so the other generator is on another machine.
     status, printed = cluster.tune(
         *(*TINY, "--iterations", "4", "--storage", str(tmp_path)),
         *("--set", "resources.num_learners=2", "--set", "resources.learner_cpus=0.25"),
@@ -102,7 +102,7 @@ def test_files_of_the_first_machine_are_brought_to_the_others(cluster: Cluster, 
     for machine in others:
         assert machine.run(["cat", str(words)], {}) == (0, NOUNS_FILE.read_text())
 
-    # A different file in the same place is reported and not touched.
+    # If another machine has a different file at this path, the file is reported and not touched.
     others[0].run(["sh", "-c", f"echo cat > {words}"], {})
     status, printed = cluster.tune(*reading, "--storage", str(tmp_path / "again"))
     assert status == 2

@@ -1,4 +1,4 @@
-"""Machines of a cluster that are lost during a trial, and a machine that joins in their place."""
+"""A machine of a cluster that is lost during a trial, and joins the cluster again later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from machines import Machine
 from ray_cluster import Cluster
 
-# Each machine has room for one actor, so no machine can take the generator of another.
+# Each machine has room for one actor, so no machine can take over the generator of a lost one.
 SPREAD = (
     *("--space", "async_vs_sync", "--set", "arm=async_k1", "--set", "rollout.prompts=4"),
     *("--set", "eval.prompts=8", "--set", "eval.samples=1", "--set", "eval.every=1000"),
@@ -42,7 +42,7 @@ def titles(machine: Machine) -> str:
 
 
 def with_a_generator_alone(cluster: Cluster) -> Machine | None:
-    """Return a machine with a generator but without the learner, the trial or the head."""
+    """Return a machine that runs a generator, but neither the trial nor the head of the cluster."""
     for machine in cluster.machines[1:]:
         found = titles(machine)
         if "ray::Generator" in found and "ray::DetailedGRPO" not in found:

@@ -1,4 +1,4 @@
-"""Machines made of namespaces: their network, and the files that they do not share."""
+"""Simulated machines, made of namespaces: their network and their separate disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker on a GPU, for many settings: the first ratio is 1, and a resume is exact. No Ray."""
+"""A worker on a GPU, without Ray: under many settings, first ratios are 1 and resumes are exact."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "episodes": {"task": {"name": "calculator"}},
     "control": {"task": {"name": "control"}, "rollout": {"max_new_tokens": 40}},
 }
-FAMILIES = {"llama": "float32", "qwen2": "bfloat16", "qwen3": "bfloat16"}  # and the precision
+FAMILIES = {"llama": "float32", "qwen2": "bfloat16", "qwen3": "bfloat16"}  # family -> precision
 LORA = {None: "all_weights", 4: "lora"}
 
 
@@ -79,7 +79,7 @@ def worker_of(settings: Mapping[str, Any]) -> tuple[GRPOConfig, Colocated, Promp
 def trained(
     worker: Colocated, prompts: Prompts, config: GRPOConfig, round_: int
 ) -> tuple[list[RolloutGroup], Updated]:
-    """Run a round with made-up rewards, so that every group has a signal."""
+    """Run a round with made-up rewards, which differ within every group so that it has a signal."""
     worker.load(worker.publish().handle)
     count = config.rollout.prompts
     unit = worker.generate([prompts.request("train", round_ * count + i) for i in range(count)])

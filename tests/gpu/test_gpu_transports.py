@@ -1,6 +1,6 @@
-"""Every transport between actors on GPUs: the same bits as between actors on the CPU, and no leak.
+"""Every transport between actors on GPUs: weights arrive unchanged, and nothing leaks.
 
-The two actors share one GPU, half of it each. `nccl` needs two GPUs.
+The two actors share one GPU: each of them reserves half of it. `nccl` needs two GPUs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def ray_session() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> None:
-    """200 syncs run while the learner's weights change on their stream.
+    """200 syncs run while the learner's weights keep changing.
 
-    The checksum of the generator's weights, on its device, equals that on the learner's device.
+    In each sync, the checksum that the generator computes on its device equals the one that the
+    learner computed on its own device.
     """
     missing = TRANSPORTS[name].missing_on_machine()
     if missing is not None:
@@ -49,7 +50,7 @@ def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> 
             assert now[2] <= 1.02 * then[2] + 2
         if not line.transport.two_sided:
             line.generator.kill()
-            line.replace_generator()  # the new generator has none of the weights
+            line.replace_generator()  # the new generator has received no weights yet
             assert line.sync(250)
     finally:
         for actor in line.actors:
@@ -57,7 +58,7 @@ def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> 
 
 
 def test_a_gpu_changes_no_bit_of_what_travels() -> None:
-    """The same weights have one checksum on the CPU, on the GPU, and on the way between them."""
+    """Weights have the same checksum on the CPU, on the GPU, and while they are copied."""
     from grpo_trainable.protocol.checksums import PIECE_BYTES, copy_with_checksum, storage_checksum
 
     tensors = {

@@ -1,4 +1,4 @@
-"""One Ray for all tests in this directory, small trials, and checks that trials leave nothing."""
+"""One Ray for all tests in this directory, small trials, and a check that no actor is left."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from grpo_trainable.trial import BUILT_INTO_ACTORS
 # Ray reads this when it starts its processes, which share two cores with all other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Ray gives actors a low priority. While a test computes, actors with a low priority would get no
-# CPU until a deadline.
+# By default, Ray gives actors a low priority. While a test computes, such actors could get no CPU
+# until a deadline has passed.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # By default Ray starts a process for each of the 16 CPUs below, whether or not it is used.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -78,7 +78,7 @@ def trial_config(**values: Any) -> dict[str, Any]:
 def untimed(
     row: dict[str, Any], names: Container[str] = NAMES, apart: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Return the columns of a row that describe the training, and the numbers of environments.
+    """Return the columns of a row about the training, and the numbers that environments report.
 
     Times and measurements of the machine are left out.
 
@@ -159,7 +159,7 @@ def kill(trainable: GRPOTrainable, name: str) -> None:
 
 @pytest.fixture
 def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield a function that builds Trainables outside Tune, in new processes. Stop them later."""
+    """Yield a function that builds Trainables outside Tune in new processes. Stop them at the end."""
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
     built = []
 
