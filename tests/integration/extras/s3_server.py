@@ -24,10 +24,10 @@ class Silent(WSGIRequestHandler):
 
 @dataclass
 class Store:
-    """A store and the address of its server.
+    """An object store and the address of its server.
 
-    `refuses(method, path)` may be set. It returns the status to answer with, or "stall", or None to
-    let the request pass.
+    A test may set `refuses(method, path)`. For every request, it returns an error status to answer
+    with, "stall" to let the client wait, or None to serve the request.
     """
 
     host: str = "127.0.0.1"
@@ -56,7 +56,7 @@ class Store:
         self._ask("PUT", name)
 
     def empty(self) -> None:
-        """Empty the store, which this process may have filled through an earlier server."""
+        """Empty the store, because this process may have filled it through an earlier server."""
         self._ask("POST", "moto-api/reset")
 
     def _ask(self, method: str, path: str) -> None:
@@ -88,8 +88,8 @@ def s3_store(listener: socket.socket | None = None) -> Iterator[Store]:
     """Serve an empty store.
 
     Args:
-        listener: The socket to serve at, which may be on another machine. The store then has the
-            same contents as this process's other store, but fails independently of it.
+        listener: The socket to serve at, which may be on another machine. This server then serves
+            the same files as this process's other server, but can be made to fail separately.
     """
     store = Store() if listener is None else Store(host=listener.getsockname()[0])
     behind = DomainDispatcherApplication(create_backend_app)

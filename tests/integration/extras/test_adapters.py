@@ -30,7 +30,7 @@ def lake(**options: Any) -> Any:
 
 
 def test_the_shortest_way_over_the_ice_earns_one() -> None:
-    """On the 4 x 4 map, fields are numbered by row. Holes are 5, 7, 11 and 12; the goal is 15."""
+    """On the 4 x 4 map, squares are numbered row by row. 5, 7, 11 and 12 are holes, 15 the goal."""
     env = lake(actions=WAY)
     assert env.reset({"seed": 0}) == "0\n"
     heard = [env.step(f"{word}\n") for word in ("down", "down", "right", "right", "down", "right")]
@@ -44,7 +44,7 @@ def test_what_is_no_action_changes_nothing() -> None:
     env = lake()
     env.reset({"seed": 0})
     assert env.step("down\n") == Turn("not an action\n", info={"illegal": 1})
-    # FrozenLake reports the probability of what has happened.
+    # FrozenLake reports the probability of the transition as `prob`.
     assert env.step("1\n") == Turn("4\n", info={"prob": 1.0, "illegal": 0})
 
 
@@ -71,7 +71,7 @@ def test_seeds_that_are_held_out_are_none_that_are_trained_on() -> None:
 def test_a_slippery_lake_is_sound_and_trained_on(
     tmp_path: Path, trainable: Any, capsys: Any
 ) -> None:
-    """Each environment draws its slips from its own generator, which the specification seeds."""
+    """Each environment draws its slips from its own generator. The specification sets its seed."""
     path = tmp_path / "lake.py"
     path.write_text(LAKE)
     words = [word for action in WAY for word in ("--action", action)]
@@ -84,7 +84,7 @@ def test_a_slippery_lake_is_sound_and_trained_on(
 def test_what_was_written_for_trl_is_sound_and_trained_on(
     tmp_path: Path, trainable: Any, capsys: Any
 ) -> None:
-    """The class is from the how-to page. The unit tests compare its calls and rewards."""
+    """The class is from docs/howto/env.md. The unit tests check its calls and rewards."""
     path = written_by_the_page("env.md", "counter.py", tmp_path)
     actions = ("add(step=1)", "add(step=3)", "add('a')", "done")
     words = [word for action in actions for word in ("--action", action)]

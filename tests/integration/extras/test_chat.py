@@ -41,7 +41,7 @@ def write_chat_model(directory: Path, template: str | None = CHATML, **end: Any)
     Args:
         directory: Directory to write to.
         template: The chat template, if any.
-        **end: Options of the `AddedToken` <|im_end|>, which determine how it is matched.
+        **end: Options of the `AddedToken` <|im_end|>, such as `rstrip`.
     """
     shape = {"vocab_size": 400, "eos_token_id": 291}
     named = {"eos_token": END, "pad_token": "<|pad|>", "chat_template": template}
@@ -116,7 +116,7 @@ def test_what_a_message_spells_stays_text(path):
     assert user == tokenizer.encode(f"user\n{HOSTILE}")
     assert (after, assistant) == (tokenizer.encode("\n"), tokenizer.encode("assistant\n"))
     assert HOSTILE in tokenizer.decode(ids)
-    # In the encoding of transformers, the same text opens a system message.
+    # When transformers encodes the same text, the text opens a system message.
     assert of_transformers(path, as_messages(HOSTILE)).count(tokenizer.special_tokens[START]) == 3
 
 
@@ -298,7 +298,7 @@ def test_a_reply_goes_on_after_the_token_that_ends_a_message(path: str) -> None:
     ]
     said = tokenizer.encode("5")
     assert chat.encode_reply("larger", [*said, end]) == body
-    # If a stop string or another token ended the reply, the template's own end is added.
+    # If a stop string or another token ended the reply, the template's own end token is added.
     assert chat.encode_reply("larger", said) == [end, *body]
     assert chat.encode_reply("larger", [*said, end], "Be brief.") == body
 

@@ -102,7 +102,7 @@ def test_the_same_requests_give_the_same_episodes_whatever_was_sampled_before(en
 @pytest.mark.numerics
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_a_group_begins_alike_whatever_is_sampled_beside_it(env: str) -> None:
-    """The first steps agree up to rounding. The environment decides how far later steps differ."""
+    """The first steps agree up to rounding. Later steps may differ by more."""
     engine, requests = engine_and_requests(config_of(env), 3)
     groups, _ = engine.earn(requests, lambda: None)
     (alone,), _ = engine.earn(requests[1:2], lambda: None)
@@ -139,7 +139,7 @@ def test_a_pole_that_falls_ends_its_episode_and_one_that_stands_is_cut_off() -> 
         lengths = group.response_mask.sum(dim=1)
         assert torch.equal(group.finished, lengths < 40)
         assert torch.equal(group.turn_rewards.nansum(dim=1), lengths.float())  # reward 1 per step
-        assert group.info == {}  # the pole reports nothing
+        assert group.info == {}  # CartPole reports no numbers in `info`
     assert any(bool(group.finished.any()) for group in groups)
 
 

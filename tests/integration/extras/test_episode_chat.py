@@ -77,7 +77,7 @@ def config(tmp_path: Path) -> GRPOConfig:
         )
     )
     likely = [tokenizer.eos_id, *tokenizer.encode("|"), *tokenizer.encode("a")]
-    with torch.no_grad():  # make a policy that thinks and ends its messages
+    with torch.no_grad():  # make "|" and the end of a message likely
         model.embedding.weight.mul_(3)
         model.embedding.weight[:] += 0.5 * torch.randn(16, generator=_generator())
         model.embedding.weight[likely] *= 3
@@ -119,9 +119,9 @@ class Overheard(TorchEngine):
 def by_hand(
     tokenizer: Tokenizer, prompt_index: int, actions: list[Action]
 ) -> tuple[list[int], list[bool]]:
-    """Return the ids and the mask of a response, up to its last whole action, built by hand.
+    """Build the ids and the mask of a response by hand, up to its last complete action.
 
-    The actions are as they were sampled. Between two actions is a user's message, as the template
+    The actions have the sampled tokens. Between two actions is a user message, as the template
     renders it.
     """
     ids: list[int] = []
@@ -140,7 +140,7 @@ def by_hand(
 
 
 def rendered_anew(tokenizer: Tokenizer, prompts: Prompts, group: RolloutGroup, said: list[str]):
-    """Return the ids of the whole conversation, rendered again before its last turn."""
+    """Return the ids of a conversation. All messages before the last are rendered again."""
     messages = [{"role": "user", "content": f"go {group.prompt_index}"}]
     for text in said[:-1]:
         messages.append({"role": "assistant", "content": text})
@@ -191,7 +191,8 @@ def test_nothing_is_tokenised_again_in_a_thousand_episodes(config: GRPOConfig) -
     assert len(groups) * GROUP_SIZE == 1000
     assert retokenised == 0
     assert whole > 300
-    # Rendering these conversations again gives different tokens, so the test would notice it.
+    # Rendered again, more than 100 conversations have different tokens. So the test would notice if
+    # the player rendered them again.
     assert otherwise > 100
 
     batch = collate(groups, [torch.zeros(GROUP_SIZE)] * GROUPS, tokenizer.pad_id)

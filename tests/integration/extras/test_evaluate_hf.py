@@ -45,7 +45,10 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
 def trials(
     ray_session: None, reward: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """Run the trials for three rounds with a greedy evaluation at the end; return directories."""
+    """Run a trial of three rounds, evaluated greedily at the end, for each of `SETTINGS`.
+
+    Return the directories of the trials.
+    """
     storage = tmp_path_factory.mktemp("storage")
     model = write_hf_model(storage / "model", "qwen2", tied=True, max_position_embeddings=96)
     config = trial_config(
@@ -77,7 +80,7 @@ def own_responses(trial: Path, round_: int = 3) -> list[tuple[int, str]]:
 
 
 def evaluated(path: Path) -> tuple[list[tuple[int, str]], float]:
-    """Return the responses of an evaluation and its reward."""
+    """Return the responses and the mean reward of an evaluation."""
     data = json.loads((path / "evaluation.json").read_text())
     responses = [(own.prompt_index, own.response) for own in read_evaluation(path).generations]
     return responses, data["figures"]["reward"]["value"]
@@ -113,13 +116,13 @@ def test_checkpoint_export_and_transformers_answer_as_the_trial_did(
 
 
 def assert_all_but_one_equal(found: list[Any], expected: list[Any]) -> None:
-    """Check that at most one item differs. Up to rounding, two tokens may be equally likely."""
+    """Check that at most one item differs, because rounding may decide between two tokens."""
     assert sum(one != other for one, other in zip(found, expected, strict=True)) <= 1
 
 
 @torch.no_grad()
 def by_transformers(model: Path, evaluation: Path) -> list[tuple[int, str]]:
-    """Return the greedy responses of `generate` to the prompts of an evaluation, run one by one."""
+    """Return the greedy responses of `generate` to an evaluation's prompts, run one by one."""
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(model)
     tokenizer = read_tokenizer(str(model))
     found = []

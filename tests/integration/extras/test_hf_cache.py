@@ -1,4 +1,4 @@
-"""Our preallocated cache, compared with that of transformers, which is copied for each token."""
+"""Our preallocated cache, compared with transformers' cache, which is copied for each token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = 12
 
 
 def states(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values of three heads of size 4."""
+    """Return random keys and values of three heads of size 4."""
     generator = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, rows, 3, columns, 4, generator=generator)
     return keys, values
@@ -85,7 +85,10 @@ def test_a_model_computes_the_same_on_it(tmp_path, family):
 
 
 def hidden_states(model: Any, ids: torch.Tensor, cache: Any) -> torch.Tensor:
-    """Return the states of the prompts, and then of single tokens in rearranged rows."""
+    """Return the hidden states of six tokens at once and then of three single tokens.
+
+    The rows of the cache are rearranged after the first six tokens.
+    """
     rows = torch.tensor([1, 0, 0])
     outputs = [model.model(ids[:, :6], past_key_values=cache).last_hidden_state[rows]]
     cache.batch_select_indices(rows)

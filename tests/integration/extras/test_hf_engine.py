@@ -205,7 +205,7 @@ def snapshot(path: str, version: int) -> PolicyWeights:
 def test_loaded_weights_are_used_in_place_head_included(model_path, family, tied):
     other = model_path(family, tied, seed=1)
     sampler, weights = engine_of(model_path(family, tied)), snapshot(other, version=3)
-    generated(sampler, requests())  # anything packed here must be replaced by the loaded weights
+    generated(sampler, requests())  # anything that is packed here must be replaced by the load
     sampler.load(weights)
     for name, parameter in sampler.policy.weights().items():
         assert parameter.data_ptr() == weights.tensors[name].data_ptr()
@@ -237,11 +237,12 @@ def test_torn_weights_are_refused(model_path):
         sampler.load(weights)
 
 
-SWAPS = {4: 1, 9: 2, 10: 3}  # token -> version, and seed, of the weights that arrive before it
+# token -> version of the weights that arrive before this token; the version is their seed, too
+SWAPS = {4: 1, 9: 2, 10: 3}
 
 
 def swapping(sampler: Any, model_path: Callable[..., str]) -> Callable[[], None]:
-    """Return a `between_tokens` that loads other weights in the calls that `SWAPS` names."""
+    """Return a `between_tokens` that loads the weights of `SWAPS` before their tokens."""
     calls = 0
 
     def between_tokens() -> None:
@@ -332,7 +333,7 @@ def small_update(policy: Policy) -> None:
 
 
 def test_a_small_update_of_adapters_reaches_the_sampler_of_a_bfloat16_body(model_path):
-    """Merging the update into bfloat16 weights would round off 94 % of it."""
+    """If the update were merged into bfloat16 weights, 94 % of it would be lost to rounding."""
     pytest.importorskip("peft")
     model = {"path": model_path(), "lora_rank": 4, "dtype": "bfloat16"}
     config = GRPOConfig.from_dict({"model": model})

@@ -1,4 +1,4 @@
-"""Several learners, replicated or divided (FSDP2), train transformers models like a single one."""
+"""Several learners, replicated or divided (FSDP2), train transformers models like one learner."""
 
 from __future__ import annotations
 
@@ -94,4 +94,4 @@ def test_replicas_share_adapters_and_master_weights(
         moments = learner.optimizer.tensors()
         ours = torch.cat([moments[n].flatten() for n in sorted(moments) if n.endswith("exp_avg")])
         assert distance(ours, gradient(one)) < allowed
-    assert [tensors for _, tensors in found] == [count, 0]  # only one learner merges adapters
+    assert [tensors for _, tensors in found] == [count, 0]  # only the first learner merges adapters

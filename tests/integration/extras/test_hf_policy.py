@@ -64,7 +64,10 @@ def config_of(path: str, **model: Any) -> GRPOConfig:
 
 
 def made_up_groups(seed: int = 0) -> list[RolloutGroup]:
-    """Return groups of four responses to each of three prompts, all of different lengths."""
+    """Return a group of four responses for each of three prompts.
+
+    The prompts have different lengths, and so have the responses to a prompt.
+    """
     generator = torch.Generator().manual_seed(seed)
     first, last = 2, tokenizer().vocab_size
     groups = []
@@ -100,7 +103,7 @@ def scored(policy: Policy, batch: TrainBatch) -> Tensor:
 def as_transformers_says(
     path: str, batch: TrainBatch, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Return log-probs (B, S) from the model's own logits, with an attention mask."""
+    """Return log-probs (B, S) from the logits of transformers' model with an attention mask."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     longest = (batch.response_mask * torch.arange(batch.input_ids.shape[1])).amax(dim=1)
     seen = torch.arange(batch.input_ids.shape[1]) <= longest[:, None]
@@ -241,7 +244,7 @@ def test_gradient_checkpointing_gives_equal_gradients(model_path, lora, dtype: s
 
 
 def disturb(policy: Policy) -> None:
-    """Give adapters an effect, because their B starts at zero."""
+    """Set B of every adapter to random values. At zero, where B starts, adapters have no effect."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, tensor in policy.trained().items():
@@ -275,7 +278,7 @@ def test_merged_adapters_score_as_adapters_do(model_path, family: str, tied: boo
         merged, apart = scored(plain, batch), scored(policy, batch)
     torch.testing.assert_close(merged, apart, rtol=0, atol=1e-4)
     assert float((merged - base).abs().max()) > 0.1
-    # The adapter adds alpha / rank times B A to the weight of a layer.
+    # The adapter adds alpha / rank times the product B A to the weight of a layer.
     prefix = "model.layers.0.self_attn.q_proj"
     adapters = policy.trained()
     first, second = (adapters[f"{prefix}.lora_{x}.default.weight"] for x in "AB")
@@ -362,7 +365,7 @@ def test_a_round_trains_and_publishes_what_engines_can_load(model_path, settings
     trained = Trained(path, **model)
     trained.learner.warm_up(prompt_tokens=9)
     (first, *_, last) = trained.rounds(3)
-    # Rows in another batch are rounded differently, which is visible in bfloat16.
+    # A row is rounded differently in another batch, which is visible in bfloat16.
     rounding = 0.02 if "bfloat16" in settings else 1e-5
     assert first.steps[0].ratio_max == pytest.approx(1.0, abs=rounding)
     previous, reference = first.kl["previous"], first.kl["reference"]

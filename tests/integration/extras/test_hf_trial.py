@@ -24,7 +24,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write a reward that differs between the responses of random weights."""
+    """Write a reward function whose values differ even between responses of random weights."""
     file = tmp_path_factory.mktemp("reward") / "letters.py"
     file.write_text(
         "def score(response, truth):\n    return response.count('e') - len(response) / 9\n"

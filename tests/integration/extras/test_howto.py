@@ -1,4 +1,4 @@
-"""The pages of docs/howto/ are executed, and every command line in README and docs is planned.
+"""Execute the pages of docs/howto/, and check every command line in README and docs.
 
 A page may have these blocks:
 
@@ -6,9 +6,9 @@ A page may have these blocks:
     ```python                         executed in that directory, in the order of the page
     ```bash                           commands: those of tune.py and grpo-tune run with --dry-run,
                                       those of evaluate.py and grpo-evaluate are parsed
-    ```text                           output, only shown
+    ```text                           output, which is not checked
 
-A block below `<!-- not run: REASON -->` is only shown.
+A block below `<!-- not run: REASON -->` is not run.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
             if block.title is not None:
                 (directory / block.title).write_text(block.code, encoding="utf-8")
             elif block.language == "python" and block.run:
-                # With these empty lines, a traceback names the line of the page.
+                # With these empty lines, a traceback has the line numbers of the page.
                 code = compile("\n" * (block.line - 1) + block.code, name, "exec")
                 exec(code, module.__dict__)
             elif block.language == "bash" and block.run:
@@ -145,7 +145,7 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
 
 
 def let_checks_pass_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dry run begins an episode but runs no code, so it needs no containment."""
+    """Skip the check of bubblewrap: a dry run begins an episode, but runs no code in it."""
     try:
         check_containment()
     except SandboxError:
@@ -154,7 +154,7 @@ def let_checks_pass_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ray_of_its_own():
-    """End any Ray before and after a page, which may start one as a reader's program does."""
+    """End Ray before and after a page, because the page may start Ray as a user's program does."""
     ray.shutdown()
     yield
     ray.shutdown()

@@ -40,7 +40,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def written_by_peft(base: str, directory: Path, **lora: Any) -> str:
-    """Write adapters with an effect, as TRL's trainer does for a `PeftModel`."""
+    """Write adapters with random weights with peft, as TRL's trainer saves a `PeftModel`."""
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
     settings = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", **lora}
     config = peft.LoraConfig(task_type="CAUSAL_LM", **settings)
@@ -205,7 +205,7 @@ def test_exported_adapters_are_loaded_by_peft(base, tmp_path, capsys, settings):
     torch.testing.assert_close(
         logits_of_peft(base, out), logits_of(learner.policy), rtol=0, atol=1e-4
     )
-    # transformers and our own training start from the directory too.
+    # transformers and our own training can start from the exported directory too.
     loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
     torch.testing.assert_close(loaded(IDS).logits, logits_of(learner.policy), rtol=0, atol=1e-4)
     again = build_trained_policy(config_of(out).model, 0)[0]

@@ -134,7 +134,7 @@ def test_a_config_that_says_nothing_is_the_default_trial_without_an_end() -> Non
     exact = {"lag": 1, "lag_mode": "exact"}
     given = GRPOAlgorithmConfig().training(grpo=exact)
     assert GRPOConfig.from_dict(trial_data(given)) == GRPOConfig.from_dict({**endless, **exact})
-    # A task keeps its own defaults, such as its learning rate.
+    # The defaults of a task, such as its learning rate, still apply.
     math = {"task": {"name": "math"}}
     expected = GRPOConfig.from_dict({**endless, **math})
     assert expected.optim.lr != GRPOConfig().optim.lr
@@ -142,7 +142,7 @@ def test_a_config_that_says_nothing_is_the_default_trial_without_an_end() -> Non
 
 
 def unread() -> dict[str, AlgorithmConfig]:
-    """Return configs that are refused. The keys are words that the message must contain."""
+    """Return invalid configs. Each key contains words that the error message must contain."""
 
     class Episodes(RLlibCallback):
         def on_episode_end(self, **kwargs: Any) -> None:
@@ -205,7 +205,7 @@ def test_relative_paths_mean_the_directory_in_which_they_were_written(
 
 @pytest.fixture
 def algorithms(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield a function that builds algorithms, and stop them."""
+    """Yield a function that builds algorithms, and stop them after the test."""
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path / "r"))
     built = []
 
@@ -380,7 +380,7 @@ def test_tune_finds_it_by_name_and_its_checkpoint_goes_on(
     assert_no_actor_left()
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path / "r"))
     with best.checkpoint.as_directory() as directory:
-        # RLlib itself restores in this way, without knowing the class.
+        # RLlib can also restore the algorithm without being given its class.
         algo = Algorithm.from_checkpoint(directory)
     assert isinstance(algo, GRPO)
     assert algo.training_iteration == algo.trial.rounds_trained == 2
@@ -435,7 +435,7 @@ def test_under_tune_an_invalid_config_or_task_fails_the_first_step(
 def test_a_checkpoint_elsewhere_is_the_same_files(algorithms: Any, tmp_path: Path) -> None:
     algo = algorithms(config_of())
     algo.train()
-    # As far as pyarrow can tell, this is not the machine's own file system.
+    # pyarrow cannot tell that this is the machine's own file system.
     elsewhere = SubTreeFileSystem(str(tmp_path), LocalFileSystem())
     algo.save_to_path("far/away", filesystem=elsewhere)
     assert read_checkpoint(tmp_path / "far" / "away" / "grpo").state["learner"]["round"] == 1

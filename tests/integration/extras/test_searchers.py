@@ -16,7 +16,7 @@ from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.trainable import GRPOTrainable
 from search_spaces import system_space
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import tests
 
 METRIC = {"metric": "reward/eval_mean", "mode": "max"}
 
@@ -41,7 +41,7 @@ def test_a_hundred_samples_are_valid_and_differ(name: str) -> None:
 
     assert {trial.placement for trial in found} == {"colocated", "disaggregated"}
     assert {trial.buffer_capacity for trial in found} == {1, 2, 4}
-    # Each searcher learns that the reward of this test is the lag.
+    # The reward is the lag, and each searcher learns to prefer larger lags.
     lags = [trial.lag for trial in found]
     assert sum(lags[-40:]) > sum(lags[:40])
 

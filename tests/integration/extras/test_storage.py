@@ -177,7 +177,7 @@ def test_the_newest_whole_checkpoint_is_found_and_older_ones_are_removed(
 
 
 def going_on(stored: StoredPath, noted: StoredPath) -> tuple[int, list[str]]:
-    """Return the round from which a trial continues, and the notes about it."""
+    """Return the round from which a trial continues, and the notes about the choice."""
     context = SimpleNamespace(storage_filesystem=stored.filesystem, trial_fs_path=stored.path)
     restored: list[int] = []
 
@@ -270,7 +270,7 @@ def test_what_is_written_is_brought_and_the_rows_come_last(store: Store, tmp_pat
     assert sorted(stored.files()) == ["result.json", "rollouts/part-00000001.parquet", "trace.json"]
     store.asked.clear()
     mirror.bring()
-    assert store.asked == []  # nothing has changed since
+    assert store.asked == []  # nothing has changed since the last transfer
     (local / "result.json").write_bytes(b"row 1\nrow 2\n")
     (local / "rollouts" / "part-00000001.parquet").unlink()
     mirror.cut(0)
@@ -294,7 +294,7 @@ def test_a_store_that_fails_holds_nobody_up_and_gets_everything_later(
     assert mirror.close() == 0
     assert (stored / "result.json").read_bytes() == b"row 1\n"
     assert "accepts files again" in caplog.text
-    assert len(caplog.records) == 2  # each is reported once
+    assert len(caplog.records) == 2  # the failure and the recovery are reported once each
 
 
 def test_a_silent_store_is_an_error_after_a_while(store: Store) -> None:
@@ -317,7 +317,7 @@ def test_a_report_of_a_store_is_that_of_a_directory(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    # The two reports may be written in different minutes.
+    # Without this, the two reports could show different minutes.
     monkeypatch.setattr("reports.page.time", SimpleNamespace(strftime=lambda *_: "now"))
     here = write_experiment(tmp_path / "experiment")
     for arm in list(SPACE.arms)[:2]:
@@ -442,7 +442,7 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     printed = process.communicate()[0].decode()
     assert "the checkpoint could not be written" in printed
 
-    # Another machine has no file of the first run.
+    # Resume as on another machine, which has no local file of the first run.
     done = tune(storage, "--resume", "must", "--name", "run", cwd=there)
     assert done.returncode == 0, done.stderr
     assert f"report: {runs}/report.html" in done.stdout
@@ -464,8 +464,8 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     names = set((runs / name).names())
     assert {"progress.csv", "trace.json", "params.json"} <= names
     assert [found for found in names if found.startswith("events.out.tfevents")]
-    # At least two checkpoints stay: an older one is kept until the store has the rows up to a later
-    # one.
+    # At least two checkpoints stay: an older one is kept until the store has all rows up to the
+    # round of a later one.
     rounds = [unverified_round(path) for path in numbered_checkpoints(runs / name)]
     assert len(rounds) >= 2
     assert rounds[-1] == 8

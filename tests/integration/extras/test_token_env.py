@@ -29,7 +29,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def sampled(settings: dict[str, Any], prompts: int) -> tuple[list[RolloutGroup], Prompts, Any]:
-    """Return responses of a trial's engine, the trial's prompts, and its task."""
+    """Return groups that a trial's engine sampled, the trial's `Prompts`, and its task."""
     config = GRPOConfig.from_dict(settings)
     policy, tokenizer = build_policy(config.model, config.seed)
     engine = build_engine(
@@ -67,7 +67,7 @@ def test_a_sampled_response_ends_and_pays_as_in_a_trial(name: str) -> None:
             assert paid[-1] == expected
             last = steps[-1][0]
             assert last[last >= 0].tolist() == [*group.prompt_ids.tolist(), *response]
-    assert len(set(paid)) > 1  # otherwise the test could not fail
+    assert len(set(paid)) > 1  # if all rewards were equal, the test could not fail
 
 
 def test_the_module_acts_by_the_law_that_the_engine_samples_by() -> None:

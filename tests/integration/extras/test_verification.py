@@ -1,4 +1,4 @@
-r"""Answers of every kind, verified or refused in processes that can be ended.
+r"""Answers of every kind, verified or given up in separate processes, which can be killed.
 
 The expected verdicts are written by hand.
 """
@@ -133,8 +133,8 @@ ANSWERS: list[tuple[str, str, bool]] = [
     ("5", "5 " * 5_000, False),
 ]
 
-# Each of these would keep sympy busy for ever or exhaust the memory. The library sees them only if
-# the truth is a sum too.
+# Each of these would keep sympy busy for ever or exhaust the memory. They reach
+# math-verify, which uses sympy, only if the true answer is a sum too.
 SUM = r"\sum_{k=1}^{3} k"
 BOMBS = [
     "9^{9^{9^{9}}}",
@@ -167,7 +167,7 @@ def scorer_of(problems: str, **task) -> ProcessScorer:
 
 @pytest.fixture(scope="module")
 def scorer(problems):
-    """Yield a scorer whose deadline only a bomb exceeds, on any machine."""
+    """Yield a scorer with a deadline that only a bomb exceeds, even on a slow machine."""
     with contextlib.closing(scorer_of(problems, reward_deadline_s=60.0)) as scorer:
         yield scorer
 
@@ -218,7 +218,7 @@ def test_a_response_without_an_answer_earns_nothing(scorer):
 
 
 def test_formulas_are_verified_off_the_main_thread(scorer):
-    """On another thread, a time-out by SIGALRM would fail and score everything 0."""
+    """A time-out by SIGALRM would fail outside the main thread, and score everything 0."""
     requests = [asked(truth, answer) for truth, answer, equal in ANSWERS if equal]
     scores = []
     thread = threading.Thread(target=lambda: scores.extend(verdicts(scorer, requests)))
@@ -239,7 +239,8 @@ def test_bombs_alone_become_errors_after_the_tenth(problems):
         scores = verdicts(scorer, [asked(SUM, "1000000000!")] * 14)
     refused = scores.count(REFUSED)
     left_out = [score for score in scores if isinstance(score, RewardError)]
-    # The answer that the other worker was judging when the tenth timed out is still awaited.
+    # When the tenth answer timed out, the other worker may still have been judging an answer. That
+    # answer is still awaited.
     assert refused in (10, 11)
     assert len(left_out) == 14 - refused
     assert all("other responses of the same chunk" in error.message for error in left_out)
