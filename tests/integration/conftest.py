@@ -159,7 +159,7 @@ def kill(trainable: GRPOTrainable, name: str) -> None:
 
 @pytest.fixture
 def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield a function that builds Trainables outside Tune, in new processes. Stop them after use."""
+    """Yield a function that builds Trainables in new processes, outside Tune. Stop them later."""
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
     built = []
 

@@ -60,7 +60,7 @@ ARMS = {
         loss={"type": "ppo", "advantage": "vine"},
         vine={"samples": 2, "chunk_tokens": 5},
     ),
-    # A story that contains "day" early, such as "One sunny day", is not interrupted.
+    # A story with "day" among its first tokens, such as "One sunny day", is not interrupted.
     "interrupted": trial_config(
         arm="interrupted",
         placement="colocated",
@@ -130,7 +130,7 @@ def test_trial_ends_itself_after_its_rounds(results: dict[str, Path], arm: str) 
     history = rows(results[arm])
     assert [row["training_iteration"] for row in history] == [1, 2, 3, 4]
     assert [row["done"] for row in history] == [False, False, False, True]
-    assert len(checkpoints(results[arm])) == 2  # after round 3 and at the end
+    assert len(checkpoints(results[arm])) == 2  # one after round 3 and one at the end
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -239,7 +239,7 @@ def test_a_row_tells_the_share_of_responses_that_read_the_interruption(
 
 def test_replay_uses_groups_again_within_their_age(results: dict[str, Path]) -> None:
     history = rows(results["replay"])
-    # A round has four prompts. Later rounds also draw four older groups.
+    # Every round samples four groups. Every round after the first also draws four older groups.
     assert [row["buffer/size"] for row in history] == [4, 8, 8, 8]
     assert history[0]["buffer/age_max"] == 0
     assert 1 <= max(row["buffer/age_max"] for row in history) <= 2
@@ -311,7 +311,7 @@ def test_checkpoint_with_a_pickle_beside_it_is_refused_before_it_is_loaded(
     # Rejecting the checkpoint needs no actor.
     trainable = object.__new__(GRPOTrainable)
     trainable.trial = object.__new__(Trial)
-    trainable.trial.stored = TrialStorage(None, keep=None)  # as outside Tune
+    trainable.trial.stored = TrialStorage(None, keep=None)  # the storage of a trial outside Tune
     with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: does not belong"):
         trainable.restore(str(directory))
     assert not (tmp_path / "exploded").exists()
@@ -333,7 +333,8 @@ def test_running_trainable_takes_a_checkpoint_of_another_history(
 def test_other_config_begins_anew_in_the_same_actors(
     results: dict[str, Path], begun: Any, placement: str
 ) -> None:
-    # The first config differs in every setting that an actor can change, and its calls are open.
+    # The first config differs in every setting that an actor can change. Its calls may still be
+    # running when the second config begins.
     lag = 0 if placement == "colocated" else 1
     running = begun(
         trial_config(
@@ -368,7 +369,7 @@ def test_dead_generator_is_replaced_and_a_synchronous_run_is_none_the_worse(
     assert row["count/redispatched"] == 4  # both chunks of the round were being sampled
     last = {**rows(results["sync"])[-1], "count/redispatched": 4.0}
     assert untimed(row) == untimed(last)
-    # The meter counts the new generator, and no longer counts the killed one.
+    # The meter of the machine's load counts the new generator as part of the trial.
     assert set(own_processes(running).values()) <= running.trial.meter.own
     assert len(own_processes(running)) == 2
 

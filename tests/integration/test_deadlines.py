@@ -1,4 +1,4 @@
-"""Deadlines for real processes: a slow one, a stuck one and a stopped one."""
+"""Deadlines of calls to real processes, which are slow, stuck or stopped."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 from launch import tune
 
-# The specification of an episode decides what goes wrong in the episode.
+# An episode's specification names what goes wrong in the episode.
 FILE = """
 import os, subprocess, sys, time
 from grpo_trainable.environments import Turn
@@ -186,7 +186,7 @@ def test_an_environment_that_fails_costs_its_own_group_and_leaves_no_process(fil
 
 
 def _processes_with_mark() -> list[int]:
-    """Return the pids of all other processes whose environment contains the mark of a worker."""
+    """Return the pids of all other processes that have a worker's `MARK` in their environment."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -245,7 +245,7 @@ def test_a_closed_player_ends_at_once(file: Path) -> None:
     prompts = Prompts(config, build_task(config), tokenizer)
     before = set(_processes_with_mark())
     player = EpisodePlayer(config.env, prompts, tokenizer)
-    player._begun([prompts.request("train", 9)])  # "hang in reset"
+    player._begun([prompts.request("train", 9)])  # the specification "hang in reset"
     start = time.monotonic()
     player.close()
     assert time.monotonic() - start < 30

@@ -51,7 +51,7 @@ DRIVE = """<script>addEventListener("load", async () => {
 
 def driven(page: str, steps: list[Any], directory: Path) -> list[dict[str, Any]]:
     """Return what the page shows at first and after each step."""
-    free = re.sub(r"<meta http-equiv[^>]*>", "", page)  # the tag would forbid our script
+    free = re.sub(r"<meta http-equiv[^>]*>", "", page)  # this tag would forbid the script
     (directory / "page.html").write_text(
         free + DRIVE.replace("STEPS", json.dumps(steps)), encoding="utf-8"
     )

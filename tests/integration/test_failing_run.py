@@ -33,7 +33,7 @@ RESUME = ["--resume", "must", "--name", "failing"]
 
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory):
-    """Edit the words of a run during its first trial; return storage, exit status and output."""
+    """Edit the keywords file of a run during the first trial; return storage, status and output."""
     storage = tmp_path_factory.mktemp("storage")
     words = storage / "words.txt"
     words.write_text(NOUNS_FILE.read_text())
@@ -53,7 +53,7 @@ def edited(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broken(edited):
-    """Restore the words, and resume with a failing reward. Return storage and finished process."""
+    """Restore the keywords file, and resume with a reward that fails."""
     storage, *_ = edited
     (storage / "words.txt").write_text(NOUNS_FILE.read_text())
     (storage / "flag").touch()
@@ -83,8 +83,8 @@ def test_a_trial_that_fails_is_named_and_the_status_is_1(broken):
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
     assert "no reward" in line
-    # The --max-failures of the resume applies, not that of the first command. There is one failure,
-    # and then there are two more.
+    # The --max-failures=1 of the resume applies, not the 0 of the first command. The first command
+    # had one failure, and the resume had two more.
     assert failures(storage / "failing") == 1 + 2
 
 
@@ -101,7 +101,7 @@ def test_what_is_mended_goes_on(broken):
 
 # ---- A mistake in a reward -----------------------------------------------------------------------
 
-# A function in the form of TRL that fails on some prompts.
+# A reward function in TRL's form. It fails on prompts whose hint is not "some".
 MISTAKEN = """
 def score(completions, hint, **kwargs):
     return [float(len(text)) / {"some": 10.0}[hint[0]] for text in completions]
@@ -133,7 +133,7 @@ def mistaken(tmp_path_factory):
 
 
 def rows_of(path: Path, prompts: list[str], hint: str, other: dict[str, str] | None = None) -> None:
-    """Write prompts without true answers, each with a hint."""
+    """Write a data file of prompts without true answers, each with a hint."""
     rows = [{"prompt": prompt, "hint": (other or {}).get(prompt, hint)} for prompt in prompts]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 

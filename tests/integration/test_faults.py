@@ -68,7 +68,8 @@ def test_killed_process_costs_no_round_and_leaves_none_twice(
     lines = rows(result.path)
     assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert lines[-1]["count/trained"] == 32
-    # A generator is replaced. After other deaths the trial restarts from its last checkpoint.
+    # A killed generator is replaced. After any other kill, the trial restarts from its last
+    # checkpoint.
     asked_again = [line["count/redispatched"] > 0 for line in lines]
     generator_after = min((r for r, role in killed.items() if role == "Generator"), default=8)
     assert asked_again == [round_ > generator_after for round_ in range(1, 9)]
@@ -88,7 +89,10 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class FullDisk(DetailedGRPO):
-        """A disk that is full after round 4, and a checkpoint that Tune has not recorded."""
+        """A trial that finds a full disk after round 4.
+
+        After round 2, it also writes a checkpoint that Tune does not record.
+        """
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
             if self.iteration == 4:
@@ -122,7 +126,7 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
 def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_on(
     ray_session: None, tmp_path: Path
 ) -> None:
-    """One of three prompts fails, and each round has one prompt."""
+    """The reward fails on one of three prompts. Each round has one prompt."""
     prompts = [{"prompt": f"Write about {word}:", "answer": word} for word in ("a", "b", "bad")]
     train, held_out, reward = (tmp_path / name for name in ("t.jsonl", "e.jsonl", "reward.py"))
     train.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))

@@ -18,12 +18,12 @@ from reports.evaluations.files import read_evaluation
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Run two arms for four rounds; return the experiment's directory and the output."""
+    """Run three arms for four rounds; return the experiment's directory and the output."""
     storage = tmp_path_factory.mktemp("storage")
     argv = ["--space", "async_vs_sync", "--name", "short", "--iterations", "4", *SMALL]
-    # k=1 merges the colocated arms into one arm. This arm would be invalid with lag=1.
+    # With these settings, all colocated arms are equal and are merged, and so are both async arms.
     merged = ("--set", "k=1", "--set", "resources.worker_cpus=0.95")
-    # Other tests run at the same time. By default, rounds disturbed by them have no speed.
+    # Other tests run at the same time. By default, rounds that they disturb would have no speed.
     disturbed = ("--set", "callbacks.leave_out_disturbed=false")
     done = tune(*argv, *merged, *disturbed, "--set", "eval.every=2", storage=storage)
     assert done.returncode == 0, done.stderr
@@ -132,7 +132,7 @@ def test_trace_shows_what_ran_beside_what(finished):
 def test_snapshots_of_tune_hold_no_details(finished):
     experiment, _ = finished
     (state,) = experiment.glob("experiment_state-*.json")
-    # In the snapshot, everything that is not JSON is a pickle in hexadecimal.
+    # In the snapshot, values that JSON cannot express are pickles in hexadecimal.
     assert b"RoundDetails".hex() not in state.read_text()
 
 
@@ -164,7 +164,7 @@ def test_params_json_has_every_key_in_its_own_place(finished):
         assert params["arm"] in trial.name
 
 
-# ---- Evaluations of its checkpoints -------------------------------------------------------------
+# ---- Evaluations of checkpoints -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_a_checkpoint_gives_the_trials_own_last_evaluation(trained, tmp_path):
     data = json.loads((tmp_path / "mine" / "evaluation.json").read_text())
     assert data["figures"]["reward"]["value"] == last["reward/eval_mean"]
     assert (data["policy"]["round"], data["policy"]["version"]) == (4, 4)
-    # Every response is equal too, not only the figure.
+    # Every response is equal too, not only the mean reward.
     theirs = [
         (row["cursor"], row["response_index"], row["prompt"], row["response"], row["tokens"])
         for row in parts(trained, "evaluations")

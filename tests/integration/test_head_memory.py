@@ -27,7 +27,7 @@ print(*(peak_after(int(rows)) - before for rows in sys.argv[1:]))
 
 
 def peak_bytes(*rows: int) -> list[int]:
-    """Return by how many bytes each given number of rows raises a process's peak memory.
+    """Return the rise of a process's peak memory, in bytes, for each given number of rows.
 
     The rise is relative to the peak after a forward and a backward pass of the head with 8 rows.
     """
@@ -43,7 +43,8 @@ def peak_bytes(*rows: int) -> list[int]:
 
 def test_the_memory_of_the_head_does_not_grow_with_rows_times_vocabulary() -> None:
     few, many = peak_bytes(2048, 8192)
-    held = 4 * 2048 * 32768  # bytes of the probabilities of 2048 rows, all in memory together
+    held = 4 * 2048 * 32768  # bytes of the probabilities of 2048 rows, which are one block
     assert few < 1.5 * held
-    # Two blocks in memory together would take 256 MiB more, and all four of them 768 MiB.
+    # 8192 rows are four blocks. Two blocks in memory together would take 256 MiB more than one, and
+    # all four 768 MiB more.
     assert many < few + 0.6 * held

@@ -1,4 +1,4 @@
-"""An experiment that is killed, whose checkpoints are damaged, and that is then interrupted.
+"""An experiment that is killed, resumed with damaged checkpoints, interrupted and resumed again.
 
 At the end, its files still contain every round exactly once.
 """
@@ -44,7 +44,7 @@ def start():
 
 
 def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Return our processes among the descendants of a command.
+    """Return the processes of actors among the descendants of a command.
 
     Ray's own processes are left out, because some of them notice late that their driver has ended.
     """
@@ -60,20 +60,20 @@ def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def all_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Wait until all actors of a trial with one generator have their names, and return them."""
+    """Wait until the processes of all three actors have their titles, and return the processes."""
     return wait_for(lambda: found if len(found := actors(process)) == len(ROLES) else None, 120)
 
 
 def noted(experiment: Path, checkpoint: str) -> bool:
     """Return True if Tune's snapshot, which is written once a second, names the checkpoint."""
     states = [path.read_text() for path in experiment.glob("experiment_state-*.json")]
-    # In the snapshot, everything that is not JSON is a pickle in hexadecimal.
+    # In the snapshot, values that JSON cannot express are pickles in hexadecimal.
     return any(checkpoint in state or checkpoint.encode().hex() in state for state in states)
 
 
 @dataclass
 class Story:
-    """Observations of the first of two trials."""
+    """Observations of the command and of the first of its two trials."""
 
     storage: Path
     outlived_the_driver: list[psutil.Process] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def killed(start, tmp_path_factory) -> Story:
-    """Send SIGKILL to the driver after the third checkpoint. Damage this and any later one."""
+    """Send SIGKILL to the driver after the third checkpoint. Damage the third and later ones."""
     story = Story(tmp_path_factory.mktemp("storage"))
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
     argv += ["--set", f"eval.every={EVALUATED[1]}", "--set", "checkpoint.keep=null"]
@@ -190,8 +190,8 @@ def test_no_round_is_there_twice_or_missing_in_any_file(ended):
     events.Reload()
     scalars = events.Tags()["scalars"]
     steps = {name: [event.step for event in events.Scalars(name)] for name in scalars}
-    # At lag 1, tokens were sampled with older weights than the learner's. The exceptions are tokens
-    # of the first round and tokens that a resume sampled again.
+    # This metric needs tokens that the learner's current weights sampled. At lag 1, only the first
+    # round and rounds that a resume sampled again have such tokens.
     known = steps.pop("kl/sampler_mismatch_nats")
     assert known[0] == 1
     assert len(known) <= 3

@@ -16,14 +16,14 @@ from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from reports.experiment import read_experiment
 from tuning.schedulers import PBT
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import tests
 
 REASON = "lag=1: needs placement=disaggregated, got colocated; or set lag_mode=exact"
 SHORT = {"rounds": 1, "checkpoint": {"every": 1}, "eval": {"every": 1}}
 
 
 def outcomes(grid: tune.ResultGrid) -> dict[str, str | None]:
-    """Return the reason of each failure, or None, by placement."""
+    """Return the reason of each trial's failure by placement, or None if it did not fail."""
     return {
         result.config["placement"]: result.error and str(result.error).splitlines()[-1]
         for result in grid
@@ -33,7 +33,7 @@ def outcomes(grid: tune.ResultGrid) -> dict[str, str | None]:
 
 @pytest.fixture(scope="module")
 def grid(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> tune.ResultGrid:
-    """Run a grid over placements with retries. One of the placements is invalid with this lag."""
+    """Run a grid over both placements, with retries. With lag 1, `colocated` is invalid."""
     found = fit(
         {
             **trial_config(**SHORT),
@@ -61,7 +61,7 @@ def test_only_the_invalid_trial_fails(grid: tune.ResultGrid) -> None:
     (error,) = grid.errors
     assert isinstance(error, ConfigError)
     steps = [rows(result.path)[-1]["version/learner"] for result in grid if not result.error]
-    assert steps == [2]  # although k is 2.0
+    assert steps == [2]  # one round of k=2 steps, although k is the float 2.0
 
 
 def test_an_invalid_trial_is_not_retried_and_leaves_its_reason(grid: tune.ResultGrid) -> None:
@@ -82,7 +82,7 @@ def test_an_experiment_with_an_invalid_trial_is_restored(grid: tune.ResultGrid) 
 def population(
     storage: Path, settings: dict[str, Any], change: dict[str, Any], *, reuse_actors: bool
 ) -> tune.ResultGrid:
-    """Run two trials of three rounds. After round 2, one copies the other, with a change."""
+    """Run two trials of three rounds. After round 2, one copies the other and applies `change`."""
     return tune.Tuner(
         GRPOTrainable,
         param_space={
@@ -162,6 +162,6 @@ def test_resources_of_another_shape_are_refused_with_what_to_use_instead(
 
 
 def test_resources_of_the_registered_name_are_refused_by_tune() -> None:
-    """Check what the page on your own Tuner says."""
+    """Check a statement of docs/howto/tuner.md."""
     with pytest.raises(ValueError, match="only works with function trainables or classes"):
         tune.with_resources("GRPO", {"cpu": 2})  # pyright: ignore[reportArgumentType]

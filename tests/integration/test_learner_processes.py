@@ -20,7 +20,7 @@ from grpo_trainable.learner.ranks import ALONE, Ranks, Replicas
 from grpo_trainable.protocol.messages import LearnerState
 from grpo_trainable.protocol.rollout import PolicyWeights
 
-SIZES = (4, 2)  # the same processes form a group of each size, one after the other
+SIZES = (4, 2)  # group sizes: four processes form a group, and then two of them form another
 DEADLINE_S = 60.0
 DTYPES = (torch.float32, torch.float64)
 ALLOWED = {
@@ -32,17 +32,18 @@ ALLOWED = {
 
 
 def settings(path: str) -> GRPOConfig:
-    # The norm of the gradient exceeds its limit. So learners would clip differently if each of them
-    # used the norm of its own part.
-    packing = torch.get_default_dtype() == torch.float64  # half of the runs use packing
+    # The gradient norm exceeds `grad_clip`. So learners would clip differently if each of them used
+    # the norm of its own part of the gradient.
+    packing = torch.get_default_dtype() == torch.float64  # the runs in float64 use packing
     model, optim = {"path": path, "packing": packing}, {"grad_clip": 0.05}
     return config_with(path, model=model, optim=optim, loss={"kl_coef": 0.05})
 
 
 def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:
-    """Return a learner's results and state after the first round and after the second round.
+    """Return a learner's results and state after its first round and after its second round.
 
-    Also return the state of another learner that resumes after the first round.
+    Also return the state of another learner, which loads the state after the first round and trains
+    the second round.
     """
     config = settings(path)
     mailbox = Mailbox()
@@ -63,7 +64,7 @@ def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:
     states = [found["state"] if ranks.rank == 0 else None]
     if ranks.size > 1:
         torch.distributed.broadcast_object_list(states, src=0)
-    resumed.update([a_round(2)])  # the learner's state before the load must not matter
+    resumed.update([a_round(2)])  # the load must replace what this step changes
     resumed.load_state(states[0])
     resumed.update([a_round(1)])
     found["resumed"] = resumed.state()
@@ -74,7 +75,7 @@ def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:
 
 
 def held_bytes(learner: Learner) -> int:
-    """Return the bytes of parameters and moments in this process."""
+    """Return the number of bytes that parameters and AdamW moments take in this process."""
     tensors = [*learner.policy.parameters(), *learner.optimizer.tensors().values()]
     local = [getattr(t, "to_local", lambda t=t: t)() for t in tensors]
     return sum(tensor.nbytes for tensor in local)
@@ -99,8 +100,8 @@ def rank_process(rank: int, places: dict[Any, tuple[str, int]], path: str, out: 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    # With weights of the usual size, the terms of a float32 gradient cancel, so that it is accurate
-    # only to 1.5e-5.
+    # With weights of the usual size, terms of the float32 gradient cancel, and the gradient is only
+    # accurate to 1.5e-5.
     return write_quick_policy(tmp_path_factory.mktemp("policy"), make=sharpened)
 
 
@@ -118,7 +119,7 @@ def alone(path: str) -> dict[torch.dtype, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def several(path: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a function that gives the results of all ranks by strategy, group size and dtype."""
+    """Return a function that reads all ranks' results for a strategy, a group size and a dtype."""
     out = tmp_path_factory.mktemp("ranks")
     stores = {size: Rendezvous("127.0.0.1", DEADLINE_S) for size in SIZES}
     places = {size: store.place for size, store in stores.items()}
@@ -132,7 +133,7 @@ def several(path: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def gradient(state: LearnerState) -> Tensor:
-    """Return the gradient of the only step, up to a factor, from the first moments."""
+    """Return the gradient of the only step, up to a constant factor, as AdamW's first moments."""
     moments = sorted(name for name in state.optimizer if name.endswith("exp_avg"))
     return torch.cat([state.optimizer[name].flatten() for name in moments])
 

@@ -16,8 +16,8 @@ from conftest import rows, wait_for
 
 ROUNDS = 10
 
-# Python imports this module in every process of the command. It makes the named file operations
-# fail for paths that contain a given text, up to a given total number of failures.
+# The module `sitecustomize`, which Python imports in every process of the command. It makes given
+# file operations fail for paths that contain a given text, up to a total number of failures.
 FAILING = """
 import builtins, io, json, os, pathlib
 
@@ -58,7 +58,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def resume(experiment: Path, tmp_path: Path, *faults: tuple[Any, ...]) -> tuple[int, str]:
-    """Resume while these operations fail; return exit status and output."""
+    """Resume while the operations in `faults` fail; return exit status and output."""
     (tmp_path / "sitecustomize.py").write_text(FAILING)
     told = [[*fault, str(tmp_path / f"failed-{n}")] for n, fault in enumerate(faults)]
     paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
@@ -79,7 +79,7 @@ def resume(experiment: Path, tmp_path: Path, *faults: tuple[Any, ...]) -> tuple[
 
 
 def written(experiment: Path) -> dict[str, bytes]:
-    """Return the files that the trial has written, by path, without Tune's notes of the failure."""
+    """Return the files of the trial by path, without those in which Tune notes the failure."""
     (trial,) = trial_directories(experiment)
     files = [path for path in trial.rglob("*") if path.is_file() and path.suffix != ".pkl"]
     named = {path.relative_to(trial).as_posix(): path for path in files}

@@ -39,7 +39,7 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Kept(ShmSender):
-    """The sender of the transport, which also keeps a copy of every snapshot."""
+    """A sender of the transport `shm` that also keeps a copy of every snapshot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Kept(ShmSender):
 
 
 class Timed:
-    """A real role whose methods `VirtualActor` calls with a start and an end time."""
+    """A real role that `VirtualActor` can call: it ignores the start and the end time of a call."""
 
     takes_deposits = False
 
@@ -64,7 +64,7 @@ class Timed:
 
 
 class InMidBatch(Timed):
-    """A generator whose tokens are spread evenly over its call.
+    """A generator whose tokens are spread evenly over the virtual time of its call.
 
     Weights that are deposited while it samples take effect at the next token.
     """
@@ -201,8 +201,8 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
     assert row["count/in_flight"] == 0
     assert row["count/trained"] == len(uses)
     assert not runtime.uncollected
-    # The weights in use may be `lag` rounds old, and so may the generators' last report of these
-    # weights.
+    # The weights that a generator uses may be `lag` rounds old, and so may its last report of the
+    # weights that it uses.
     assert len(kept.slots) <= 2 + 2 * config.lag
     for real in generators:
         real.close()
@@ -227,7 +227,7 @@ def test_any_settings_keep_both_bounds_and_their_accounts(
         raise
     learner, kept = run(config, scale, timing)
     if config.lag == 0 and config.buffer_capacity == 1:
-        # The learner begins with the weights that sampled, so the ratio is 1 up to rounding.
+        # The learner begins with the weights that sampled, so first ratios are 1 up to rounding.
         assert learner.first_steps == pytest.approx([1.0] * config.rounds, abs=1e-5)
     check_log_probs(config, kept, learner.rounds)
 

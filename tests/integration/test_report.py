@@ -72,7 +72,7 @@ def experiment(tmp_path):
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
-    """Write three arms with two seeds and their report; return the directory."""
+    """Write an experiment of three arms with two seeds, and its report; return the directory."""
     directory = tmp_path_factory.mktemp("storage") / "full"
     write_full(directory, ("colocated_k1", "colocated_k8", "async_k4"))
     heard: list[str] = []
@@ -144,7 +144,7 @@ def test_with_a_margin_the_page_opens_with_a_paragraph_the_menu_and_its_plot(tmp
 
 
 def plot_of(directory: Path, name: str) -> canvas.Plot:
-    """Return a plot of the report of an experiment."""
+    """Return the plot with this name from the report of an experiment."""
     experiment = read_experiment(directory)
     files = {trial.name: read_files(trial) for trial in experiment.trials}
     shown = sections(experiment, compare(experiment.trials), files)
@@ -165,7 +165,7 @@ def figure_of(plot: canvas.Plot) -> Figure:
 
 
 def drawn(directory: Path, name: str) -> list[str]:
-    """Return the words of a plot's legends."""
+    """Return the entries of the legends of the plot with this name."""
     legends = figure_of(plot_of(directory, name)).legends
     return [text.get_text() for legend in legends for text in legend.get_texts()]
 
@@ -678,7 +678,7 @@ SECRET = "kingfisher"
 
 
 def test_links_are_named_on_the_page_and_what_they_lead_to_is_not(experiment, tmp_path):
-    """In each case, a link out of the experiment replaces a file that the report reads."""
+    """Links that lead out of the experiment replace files that the report reads."""
     outside = write_experiment(tmp_path / "outside", space=SECRET)
     trial = write_trial(outside, {**config("sync"), "arm": SECRET}, [row(1, eval__round=1)])
     (trial / "error.txt").write_text(SECRET)

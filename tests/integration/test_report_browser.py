@@ -49,7 +49,7 @@ def measure(report: Path, width: int, directory: Path, *options: str) -> dict[st
     text = report.read_text(encoding="utf-8")
     policy = "default-src 'none'; "
     assert policy in text
-    # The page forbids all scripts, ours included.
+    # The page forbids all scripts, including `MEASURE`.
     (directory / "page.html").write_text(text.replace(policy, "") + MEASURE, encoding="utf-8")
     frame = f'<iframe src="page.html" style="border:0;width:{width}px;height:900px"></iframe>'
     (directory / "frame.html").write_text(RECEIVE + frame, encoding="utf-8")
@@ -90,7 +90,7 @@ def test_pictures_load_and_the_page_never_scrolls_sideways(which, width, request
     told = measure(request.getfixturevalue(which), width, tmp_path / "frame")
 
     assert told["page"] <= told["window"] <= width
-    assert told["window"] > width - 20  # a scroll bar takes the rest
+    assert told["window"] > width - 20  # a vertical scroll bar takes the rest of the frame
     assert told["images"] == [720] * (21 if which == "full" else 6)
 
 

@@ -16,9 +16,9 @@ from grpo_trainable.tasks import as_messages, keyword_prompt
 
 WORDS = ("apple", "pear", "stone", "river", "cloud", "horse", "lamp", "tower")
 
-# Reward functions in the forms that the documentation of each project shows. For
-# TRL, this is the section "Using a custom reward function" of grpo_trainer.md, and the rewards in
-# `trl.rewards`. For verl, this is reward_function.rst and reward_loop.rst.
+# Reward functions in the forms that each project documents. TRL documents them in the section
+# "Using a custom reward function" of grpo_trainer.md and with the rewards in `trl.rewards`. verl
+# documents them in reward_function.rst and reward_loop.rst.
 REWARDS = """
 import asyncio
 
@@ -123,7 +123,7 @@ TRL = [row_of_trl(index, word) for index, word in enumerate(WORDS)]
 VERL = [row_of_verl(index, word) for index, word in enumerate(WORDS)]
 
 Row = dict[str, Any]
-# A function of a response, its number of tokens and its row in the data.
+# Returns the expected reward of a response from its text, its number of tokens and its data row.
 Expected = Callable[[str, int, Row], float]
 
 OF_TRL: dict[str, Expected] = {
@@ -176,13 +176,13 @@ def rollouts(row: Row) -> list[Row]:
 
 
 def row_of(prompt: str, data: Sequence[Row]) -> Row:
-    """Return the row of a prompt, which a chat template may have rendered."""
+    """Return the data row of a prompt, even if a chat template has rendered the prompt."""
     (row,) = [row for row in data if as_messages(row["prompt"])[-1]["content"] in prompt]
     return row
 
 
 def train_two_rounds(trial: Any, data: Sequence[Row], expected: Expected) -> None:
-    """Train, and check that every response has the expected reward."""
+    """Train for two rounds, and check that every response has the expected reward."""
     for round_ in (1, 2):
         row = trial.train()
         sampled = rollouts(row)

@@ -1,4 +1,4 @@
-"""Tune's schedulers on our Trainable: clones continue, and stopped trials leave nothing."""
+"""Tune's schedulers on our Trainable: clones continue, and stopped trials leave no actors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grpo_trainable.trainable import DetailedGRPO
 from tuning.grid import OrderedGrid
 from tuning.schedulers import FIFO, PBT
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import tests
 
 
 def run(
@@ -61,7 +61,7 @@ def pbt(mutations: dict[str, Any], **options: Any) -> PBT:
 
 
 class Saving(tune.Trainable):
-    """One of two trials. While the worse trial saves round 4, the better one reports round 4."""
+    """One of two trials. While the trial with score 0 saves round 4, the other reports round 4."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.score, self.saving = config["score"], Path(config["saving"])
@@ -110,7 +110,7 @@ def test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced(
 
 
 class Shared(tune.Trainable):
-    """A trial of one round that may fail or end its process during a reset."""
+    """A trial of one round, which may fail in its step or end its process in a reset."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.arm = config["arm"]
@@ -154,7 +154,7 @@ def test_processes_are_reused_only_after_success_and_never_keep_another_trial_wa
     assert [arm for arm in cpus if by_arm[arm].error] == ["fails", "dies"]
     pids = {arm: r.metrics["pid"] for arm, r in by_arm.items() if r.metrics and not r.error}
     assert pids["second"] == pids["first"]
-    # The trial "fails" ran in the process of "bigger".
+    # The trial "fails" ran in the process of "bigger", which is not reused after the failure.
     assert len({pids[arm] for arm in ("first", "bigger", "next", "last")}) == 4
 
 
@@ -187,13 +187,14 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
     assert [row["optim/lr"] for row in donors] == [1e-3] * 6
     # The donor had taken four gradient steps. The clone takes two per round.
     assert [row["version/learner"] for row in history] == [1, 2, 3, 4, 6, 8]
-    # Different learning rates made the trials drift apart. The clone continues from the donor.
+    # With its small learning rate, the trial stayed close to the reference. As a clone, it
+    # continues from the donor, which has moved away.
     assert [row["kl/reference_k3_nats"] < 1e-3 for row in history] == [True] * 4 + [False] * 2
-    # The donor's open chunks are requested again: the clone makes two passes over a batch and needs
-    # the same batch.
+    # The donor's open chunks are requested again, so no prompt is lost. With k=2, the clone makes
+    # two passes over a batch of the same prompts.
     assert history[-1]["count/dropped_lost"] == 0
-    # The newest checkpoint stays, and so does the checkpoint of round 4. PBT saves the latter for
-    # clones once or twice.
+    # The newest checkpoint stays, and so does the checkpoint of round 4, which PBT saves once or
+    # twice for clones.
     kept = [checkpoint_round(path) for path in checkpoints(donor.path)]
     assert kept in ([4, 6], [4, 4, 6])
     loaded = read_checkpoint(checkpoints(clone.path)[-1])

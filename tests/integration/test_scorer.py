@@ -188,7 +188,7 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
 
 
 def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec, monkeypatch):
-    # No wait takes this long, so no wait counts as a step of progress.
+    # All waits are shorter than these 60 s, so no wait counts as a step of progress.
     monkeypatch.setattr("grpo_trainable.generator.worker_process.WAIT_S", 60.0)
     with contextlib.closing(ProcessScorer(spec, deadline_s=1.0)) as scorer:
         before = steps_done()
@@ -511,4 +511,4 @@ def test_a_check_compares_a_function_with_the_data_and_the_weights(groups):
             with pytest.raises(ValueError, match=f"^task.reward_weights: names {other}, ") as error:
                 attempt()
             assert str(error.value).endswith("lists the functions grouped, half")
-    check_reward(f"{groups}:half", weighted=["any"])  # a dict may have any parts
+    check_reward(f"{groups}:half", weighted=["any"])  # a returned dict may have any parts

@@ -1,4 +1,4 @@
-"""Several learners as Ray actors: training, saving, a resume with more or fewer, and losses."""
+"""Several learners as Ray actors: training, saving, a resume with more of them, and their loss."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_learners_train_resume_and_are_missed(checkpoints: Path, trainable: Any)
     apart = max(float((four.policy[n] - three.policy[n]).abs().max()) for n in four.policy)
     assert apart < 0.2 * moved
 
-    # The other learners repeat the round from its start. Without the first learner, they cannot.
+    # If a learner dies, the others repeat the round from its start. If the first learner dies, they
+    # cannot.
     learners = trial.trial.actors.learners
     ray.kill(learners[2].handle)
     row = trial.train()
@@ -78,7 +79,7 @@ def test_learners_train_resume_and_are_missed(checkpoints: Path, trainable: Any)
     moved = {
         n: t - four.policy[n] for n, t in read_checkpoint(checkpoints / "fewer").policy.items()
     }
-    assert max(float(change.abs().max()) for change in moved.values()) < 2e-3  # a step of lr 1e-3
+    assert max(float(change.abs().max()) for change in moved.values()) < 2e-3  # one step at lr 1e-3
     ray.kill(learners[0].handle)
     with pytest.raises(ActorLost, match=r"learner-0 died"):
         trial.train()

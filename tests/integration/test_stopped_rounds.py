@@ -25,10 +25,10 @@ from grpo_trainable.storage.checkpointing import MANIFEST, STATE, checkpoint_rou
 from launch.tune import parse_arguments, plan_of
 
 ROUNDS = 12
-ENOUGH_S = 180.0  # much more than a start takes, and much less than the hang
+ENOUGH_S = 180.0  # much longer than the command takes to start
 
-# While the file NAME exists, `hang` does not return. After 1 s, it creates NAME-began. A second is
-# long enough to be reported as lost work.
+# While the file NAME exists, `hang(NAME)` does not return. After 1 s, it creates NAME-began. One
+# second is long enough to be reported as lost work.
 OWN = """
 import time
 from pathlib import Path
@@ -67,7 +67,7 @@ class Engine:
         return self._engine.generate(requests, between_tokens)
 """
 
-# The arguments are the storage path, the config and the file for the results.
+# The script's arguments are the storage path, the config file and the file for the results.
 OWN_TUNER = """
 import json, sys
 from pathlib import Path
@@ -90,7 +90,7 @@ Path(results).write_text(json.dumps({"checkpoint": result.checkpoint.path}))
 
 
 class Experiment:
-    """An experiment in a directory that also has the user's file."""
+    """An experiment in a directory that also contains `OWN` as a user's file."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -124,7 +124,7 @@ class Experiment:
             "loss.type": f"{file}:double_clip",
             "task.reward": f"{file}:score",
             "task.reward_deadline_s": "300",
-            "eval.every": "1000",  # before the first round and after the last one
+            "eval.every": "1000",  # evaluate only before the first round and after the last
         }
         settings = [part for key, value in own.items() for part in ("--set", f"{key}={value}")]
         argv = ["--space", "async_vs_sync", "--name", "own", "--set", f"arm={arm}", *SMALL]
@@ -137,7 +137,7 @@ class Experiment:
         return trial
 
     def hang_in(self, name: str) -> int:
-        """Wait for the second row, then until `name` hangs. Return the number of rows."""
+        """Wait for the second row, then make `name` hang. Return the number of rows."""
         directory = self.directory / "own"
         wait_for(lambda: any(len(rows(t)) >= 2 for t in trial_directories(directory)), ENOUGH_S)
         (self.directory / name).touch()
@@ -152,7 +152,7 @@ class Experiment:
         os.killpg(self.process.pid, number)
 
     def end(self) -> tuple[int, str]:
-        """Return the status and the standard output of the command, after its end."""
+        """Wait until the command ends. Return its exit status and its standard output."""
         assert self.process is not None
         printed, _ = self.process.communicate(timeout=ENOUGH_S)
         return self.process.returncode, printed
@@ -186,7 +186,7 @@ def uninterrupted(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
     experiment: Experiment, uninterrupted: tune.Result
 ) -> None:
-    """The worker samples and trains in turn. It writes the checkpoint while the engine hangs."""
+    """A colocated worker samples and trains. It saves a checkpoint while its engine hangs."""
     experiment.start_command("colocated_k1")
     finished = experiment.hang_in("engine")
     experiment.signal(signal.SIGINT)
@@ -212,7 +212,7 @@ def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
 def test_a_users_tuner_saves_too_although_nobody_reads_its_output(
     experiment: Experiment,
 ) -> None:
-    """With `python my_tuner.py | tee log`, Ctrl-C also ends `tee`."""
+    """Nobody reads the output: with `python my_tuner.py | tee log`, Ctrl-C also ends `tee`."""
     script, found = experiment.directory / "my_tuner.py", experiment.directory / "results.json"
     script.write_text(OWN_TUNER)
     config = experiment.directory / "config.json"
@@ -234,7 +234,7 @@ def test_a_users_tuner_saves_too_although_nobody_reads_its_output(
 
 
 def test_gradient_steps_that_have_begun_are_finished_and_saved(experiment: Experiment) -> None:
-    """With `python launch/tune.py | tee log`, Ctrl-C also ends `tee`."""
+    """Nobody reads the output: with `python launch/tune.py | tee log`, a signal also ends `tee`."""
     experiment.start_command("sync")
     finished = experiment.hang_in("loss")
     assert experiment.process is not None

@@ -45,7 +45,7 @@ def test_generator_that_dies_again_and_again_fails_the_trial(begun: Any, tmp_pat
     running = begun(trial_config(task={"reward": f"{reward}:reward", "reward_deadline_s": 5.0}))
     for _ in range(2):
         running.step()
-    # The generator samples the second chunk while the first is scored.
+    # The generator samples the second chunk while it scores the first, so either call may fail.
     with pytest.raises(ActorFailed, match=r"(rollout|reward): generator-0 died") as failed:
         running.step()
     assert "replaced 3 times without finishing any work" in str(failed.value)
@@ -64,7 +64,7 @@ def test_dead_learner_is_an_error_that_names_it_and_no_actor_is_left(begun: Any)
 def test_reward_file_that_cannot_be_imported_is_named_and_not_tried_again(
     trainable: Any, tmp_path: Path
 ) -> None:
-    # launch/tune.py rejects these settings before Ray starts.
+    # launch/tune.py would reject these settings before Ray starts.
     reward = tmp_path / "my_reward.py"
     reward.write_text("import no_such_module\n")
     running = trainable(

@@ -48,7 +48,7 @@ def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(
 def test_a_clone_goes_on_from_its_own_checkpoint_although_tune_names_its_donors(
     begun: Any, tmp_path: Path
 ) -> None:
-    """Ctrl-C or a kill came after the clone had saved, and before Tune's next snapshot."""
+    """This happens if Ctrl-C or a kill comes between the clone's save and Tune's next snapshot."""
     donor, clone = (tmp_path / "experiment" / name for name in ("donor", "clone"))
     first = begun(trial_config(placement="colocated"))
     first.step()
@@ -80,7 +80,7 @@ def test_a_clone_goes_on_from_its_own_checkpoint_although_tune_names_its_donors(
 def test_a_trial_that_starts_from_round_0_again_counts_from_there(
     begun: Any, tmp_path: Path
 ) -> None:
-    """Unless the trial corrects the round, Tune counts from the checkpoint that Tune recorded."""
+    """Tune counts from the round of the checkpoint that it recorded, so the trial corrects it."""
     directory = tmp_path / "experiment" / "trial"
     trial = begun(trial_config(placement="colocated"))
     trial.step()
@@ -147,7 +147,7 @@ def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
     with words.open("a") as file:
         file.write("one more\n")
     refused = rf"^task\.keywords_file: {words} has changed .*put back the file"
-    # A clone of PBT starts in the existing actors.
+    # A PBT clone starts in the existing actors.
     with pytest.raises(InputChanged, match=refused):
         running.reset_config({**config, "k": 2})
     running.stop()

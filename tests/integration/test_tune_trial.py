@@ -20,7 +20,7 @@ from grpo_trainable.storage.checkpointing import read_checkpoint
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.trainable import GRPOTrainable
 
-# Ray's processes cannot import this file.
+# Ray's processes cannot import this file, so its classes are pickled by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -34,8 +34,8 @@ def own_bundles() -> list[int]:
 class TellsBundles(GRPOTrainable):
     """Reports each actor's bundle after the last round and after replacing both generators.
 
-    The second generator is replaced first, so the first bundle with room belongs to the first
-    generator.
+    Both generators have died when the second is replaced. So the first bundle with room is that of
+    the first generator, and the second must not take it.
     """
 
     def step(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every transport of this machine between real actors: complete weights, no leaks, and faults."""
+"""Every transport that works on this machine: complete weights, no leaks, and faults."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ from grpo_trainable.transports.transport import TransportError
 
 # The transports cuda_ipc and nccl need GPUs and are tested in tests/gpu.
 ALL = ("object_store", "shm", "gloo", "nixl")
-# A tenth of what 150 syncs of a `Restless` send. Ray keeps a little about each call.
+# A tenth of the megabytes that 150 syncs transfer. Less growth is no leak, because Ray keeps a
+# little data about each call.
 TENTH_MB = 0.1 * 150 * 0.64
-Held = list[tuple[int, int, float]]  # files, mappings and memory (MB) of learner and generator
+Held = list[tuple[int, int, float]]  # (files, mappings, memory in MB), for each actor
 HERE = [
     pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=str(missing)))
     for name, missing in ((name, TRANSPORTS[name].missing()) for name in ALL)
@@ -66,10 +67,10 @@ def line(ray_session: None) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", HERE)
 def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name: str) -> None:
-    """300 syncs leave memory, files and /dev/shm as they were.
+    """Check that memory, files and /dev/shm are the same after 300 syncs.
 
-    A leak grows in both halves of the syncs. A one-time allocation by Ray or glibc appears in only
-    one half.
+    A leak would grow in both halves of the syncs. A one-time allocation by Ray or glibc appears in
+    only one half.
     """
     way = line(name)
     for round_ in range(60):
@@ -89,14 +90,14 @@ def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name:
 
 
 def grown(*held: Held) -> list[str]:
-    """Return what grew at every measurement, in the learner or in the generator."""
+    """Return the quantities that grew from every measurement to the next, in either actor."""
     return [
         f"{what}: {values}"
         for own in zip(*held, strict=True)
         for what, values, allowed in zip(
             ("files", "mappings", "memory"),
             zip(*own, strict=True),
-            (1, 8, TENTH_MB),  # glibc's own mappings come and go
+            (1, 8, TENTH_MB),  # the growth allowed; glibc's own mappings come and go
             strict=True,
         )
         if all(later > earlier + allowed for earlier, later in pairwise(values))
@@ -139,7 +140,7 @@ def test_weights_in_parts_arrive_whole_and_as_they_were_published(ray_session: N
     handle = sender.publish(LiveWeights(version=8, round=2, tensors=tensors), {"frozen"})
     assert len(handle.trained.refs) == 3
     for name in kept:
-        tensors[name].add_(1)  # the next gradient step
+        tensors[name].add_(1)  # as the next gradient step does
     for fetched in (receiver.fetch(handle) for receiver in receivers):
         assert (fetched.version, fetched.round) == (8, 2)
         assert fetched.checksum == storage_checksum(fetched.tensors) == storage_checksum(kept)
@@ -187,8 +188,8 @@ def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(
         running.step()
         told[name] = untimed(running.step())
     running.stop()
-    assert weights.is_dir()  # the learner's process wrote in it
-    assert list(weights.iterdir()) == []  # the learner removed its own directory
+    assert weights.is_dir()  # the learner's process created it
+    assert list(weights.iterdir()) == []  # and removed its own directory in it
     first, *others = told.values()
     assert len(others) >= 3
     assert all(other == first for other in others)
@@ -200,7 +201,7 @@ def test_weights_may_travel_as_bfloat16(begun: Any, name: str) -> None:
     row = begun(config).step()
     model, _ = build_policy(GRPOConfig().model, 0)
     assert row["sync/bytes"] == 2 * sum(parameter.numel() for parameter in model.parameters())
-    # From the first step on, the ratio includes the sampler's rounding.
+    # Even in the first step, the ratio includes the rounding of the sampler's weights.
     assert 1e-5 < abs(row["loss/ratio_max"] - 1) < 0.2
 
 
@@ -214,21 +215,22 @@ def test_a_trial_may_sample_in_bfloat16(begun: Any) -> None:
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
-    """Ray Direct Transport allows this. The pipeline's tests check the rest of `in_flight`."""
+    """Check transports of Ray Direct Transport. Tests of the pipeline check `in_flight` itself."""
     config = trial_config(transport=name, lag=1, weight_update="in_flight", rounds=4)
     running = begun(config)
     rows = [running.step() for _ in range(4)]
     assert max(row["lag/max"] for row in rows) <= 1
     model, _ = build_policy(GRPOConfig().model, 0)
     size = sum(parameter.nbytes for parameter in model.parameters())
-    # The first publication precedes the rounds and does not count. An answer may be a round late.
+    # The first publication, before round 1, does not count. A load may be counted a round late, so
+    # the sum is checked.
     assert sum(row["sync/bytes"] for row in rows) == 4 * size
     assert rows[-1]["version/generator"] == rows[-1]["version/learner"] == 4
 
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_actors_that_begin_anew_keep_their_way(begun: Any, name: str) -> None:
-    """A PBT clone does this: the clone changes settings, but keeps its actors and their group."""
+    """A PBT clone does this: its settings change, but it keeps the actors and their group."""
     running = begun(trial_config(transport=name, lag=1))
     running.step()
     before = [actor.handle for actor in running.trial.actors]
@@ -250,12 +252,12 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
         fetched.append(receiver.fetch(handles[-1]))
         assert storage_checksum(fetched[-1].tensors) == fetched[-1].checksum == checksum
     assert len({id(handle.frozen) for handle in handles}) == 1
-    # Only weights that change become new tensors, and the generator counts only new tensors.
+    # Only weights that change arrive as new tensors. The generator counts the bytes of new tensors.
     assert len({id(weights.tensors["still"]) for weights in fetched}) == 1
     assert len({id(weights.tensors["moving"]) for weights in fetched}) == 3
-    # A replacement generator receives both parts.
+    # A replacement generator receives both the frozen and the changing weights.
     assert storage_checksum(other.fetch(handles[-1]).tensors) == checksum
-    # Different names, or a new trial in the same actors, need a new publication.
+    # Frozen weights are published again for a new trial in the same actors or for other names.
     sender.close()
     assert sender.publish(weights, frozen=["still"]).frozen is not handles[-1].frozen
     assert sender.publish(weights).frozen is None
@@ -288,7 +290,7 @@ def test_learner_that_died_before_its_weights_were_fetched_leaves_an_error_or_wh
     handle, published = way.publish(1)
     way.kill_learner()
     load = way.generator.submit("sync", "load", handle)
-    if name == "object_store":  # the store may still have the weights
+    if name == "object_store":  # Ray's object store may still have the weights
         with contextlib.suppress(ActorFailed):
             assert way.ask(load) == published
     else:
@@ -313,14 +315,14 @@ def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
 
     If the weights arrive nevertheless, they are complete.
     """
-    for round_ in range(3):  # the first rounds set up their buffers
+    for round_ in range(3):  # the first rounds set up the buffers
         handle, published = way.publish(round_)
         started = time.monotonic()
         try:
             assert way.load(handle) == published
         except ActorLost:
-            # Seen once in CI: Ray 2.60 lost a transfer between new actors. The deadline makes
-            # that an error, and the caller starts new actors.
+            # Once in CI, Ray 2.60 lost a transfer between new actors. The deadline makes such a
+            # loss an error, and the caller starts new actors.
             assert way.transport.two_sided
             return False
         took = time.monotonic() - started
@@ -340,11 +342,11 @@ def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
 def test_actors_killed_in_mid_transfer_leave_an_error_or_whole_weights(
     line: Any, name: str
 ) -> None:
-    """The weights take 64 MB. Weights that the generator only maps remain when the learner dies."""
+    """Kill actors while 64 MB of weights arrive. Mapped weights outlive the learner."""
     way = line(name, scale=100)
     mapped = name in ("shm", "object_store")
     for victim in ("learner", "generator"):
-        for _ in range(5):  # the kill may come too late
+        for _ in range(5):  # try again if the kill comes too late
             failed = load_fails_when_killed(way, getattr(way, victim))
             if way.transport.two_sided:
                 for actor in way.actors:  # the other actor too, if it still runs
@@ -385,7 +387,7 @@ def test_a_lost_generator_of_a_collective_group_is_an_error_after_which_the_grou
     kill(running, "generator-0")
     with pytest.raises(ActorFailed, match=r"(generator-0|learner) died"):
         run(running, 4)
-    # A retry of the trial also does this.
+    # When Tune retries the trial, it does the same.
     again = begun(config)
     again.restore(str(tmp_path / "last"))
     row = run(again, 4)
@@ -403,7 +405,7 @@ class Starts:
 def test_what_ray_starts_beside_an_actor_needs_no_room_in_the_trials_reservation(
     ray_session: None,
 ) -> None:
-    """For nccl, Ray starts another actor to find the other end.
+    """For nccl, Ray starts a further actor, through which the two ends find each other.
 
     A trial's reservation has no room for this actor.
     """

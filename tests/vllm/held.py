@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# vLLM's fused layers, with their parts in order.
+# Names of vLLM's fused layers -> the layers that they consist of, in order.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 @torch.no_grad()
 def held_weights(llm: Any) -> dict[str, Tensor]:
-    """Return copies of the weights in vLLM's model, under its own names."""
+    """Return copies of the weights in vLLM's model, under vLLM's names."""
     (found,) = llm.apply_model(_read)
     return found
 
@@ -50,6 +50,6 @@ def as_fused(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _place(name: str) -> int:
-    """Return the position of a part in its fused layer."""
+    """Return the position of a layer in its fused layer, or 0 if it is not fused."""
     leaf = name.split(".")[-2]
     return next((parts.index(leaf) for parts in FUSED.values() if leaf in parts), 0)

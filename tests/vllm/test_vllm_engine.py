@@ -45,7 +45,7 @@ PROMPTS = [
     "The old fox slept.\nHome",
     "a",
 ]
-# The tokenizer's end ids and more, so that many responses end with one of them.
+# The tokenizer's end ids and further ids, so that many responses end early.
 END_IDS = (*TOKENIZER.end_ids, *range(40, 120, 8))
 LIMITS = SamplingLimits(min_new_tokens=3, max_new_tokens=20, temperature=1.3, end_ids=END_IDS)
 APART: dict[str, Any] = {"placement": "disaggregated", "lag": 1}
@@ -276,7 +276,7 @@ def test_after_each_of_fifty_syncs_vllm_holds_the_tensors_that_were_sent(model_p
 
 
 def test_what_it_sampled_before_does_not_stay_in_its_cache(model_path):
-    # These prompts fill several blocks of the cache, which their responses share.
+    # This prompt fills several blocks of the cache, which its responses share.
     long = [text * 3 for text in PROMPTS[:1]]
     limits = replace(LIMITS, max_new_tokens=4)
     sampler = engine_of(model_path(max_position_embeddings=160), rollout={"max_new_tokens": 90})
@@ -325,11 +325,12 @@ def test_a_head_that_no_weights_reach_is_noticed(model_path, monkeypatch):
         engine_of(model_path("qwen2", True))
 
 
-SWAPS = {4: 1, 9: 2, 10: 3}  # token -> version, and seed, of the weights that arrive before it
+# token -> version of the weights that arrive before this token; the version is their seed, too
+SWAPS = {4: 1, 9: 2, 10: 3}
 
 
 def swapping(sampler: Any, model_path: Callable[..., str]) -> Callable[[], None]:
-    """Return a `between_tokens` that loads other weights in the calls that `SWAPS` names."""
+    """Return a `between_tokens` that loads the weights of `SWAPS` before their tokens."""
     calls = 0
 
     def between_tokens() -> None:
@@ -356,7 +357,7 @@ def test_recomputing_every_token_has_the_log_prob_of_its_own_version(model_path)
 def replayed(request: Request, response: Sequence[int], model_path: Callable) -> list[float]:
     """Return log-probs of a response, one token at a time through the weights of `SWAPS`.
 
-    The only cache is never rebuilt and has no padding.
+    A single cache, without padding, is used throughout and never rebuilt.
     """
     model: Any = policy_of(model_path()).model
     cache = transformers.DynamicCache()
@@ -388,7 +389,7 @@ def test_keeping_the_cache_every_token_has_the_log_prob_of_a_replay(model_path):
 
 
 class Eavesdropper:
-    """An engine of vLLM that keeps the version spans of its final outputs."""
+    """A wrapper of vLLM's engine that keeps the version spans of finished outputs."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -133,8 +133,8 @@ ANSWERS: list[tuple[str, str, bool]] = [
     ("5", "5 " * 5_000, False),
 ]
 
-# Each of these would keep sympy busy for ever or exhaust the memory. They reach
-# math-verify, which uses sympy, only if the true answer is a sum too.
+# Each of these would keep sympy busy for ever or exhaust the memory. They reach math-verify, which
+# uses sympy, only if the true answer is a sum too.
 SUM = r"\sum_{k=1}^{3} k"
 BOMBS = [
     "9^{9^{9^{9}}}",
