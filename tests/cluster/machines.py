@@ -180,7 +180,7 @@ class Machine:
 
 
 def _network(pid: int) -> int | None:
-    """Return a number for the network namespace of a process, or None if the process has ended."""
+    """Return the number of a process's network namespace, or None if the process has ended."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:

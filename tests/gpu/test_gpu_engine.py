@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def test_a_sampler_in_bfloat16_agrees_with_the_learner_on_the_same_gpu() -> None:
-    """Building the engine compares both log-probs, and fails if they differ too much."""
+    """Building the engine fails if the log-probs of sampler and learner differ too much."""
     config = GRPOConfig.from_dict({"model": {"sampler_dtype": "bfloat16"}})
     device = torch.device("cuda")
     setup = EngineSetup(config=config, tokenizer=read_tokenizer(None), device=device)

@@ -1,4 +1,4 @@
-"""A worker on a GPU, without Ray: under many settings, first ratios are 1 and resumes are exact."""
+"""A worker on a GPU with many settings: ratios begin at 1, and a resume is exact. No Ray."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ cloudpickle.register_pickle_by_value(checkpoints)
 
 
 class Killer(tune.Callback):
-    """Callback that sends SIGKILL to each role's process once, after the given round."""
+    """Callback that sends SIGKILL once to the process of each given role, after a given round."""
 
     def __init__(self, roles: dict[int, str]) -> None:
         """Set the roles to kill. Each key is the round after which the role is killed."""

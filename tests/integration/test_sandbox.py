@@ -118,7 +118,7 @@ def test_code_that_is_ended_leaves_no_process() -> None:
 
 
 def contained_processes() -> list[psutil.Process]:
-    """Return bubblewrap's processes under this one. Ray's processes of other tests do not count."""
+    """Return the bubblewrap processes that descend from this process, without Ray's processes."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

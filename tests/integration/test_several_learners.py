@@ -1,4 +1,4 @@
-"""Several learners as Ray actors: training, saving, a resume with more of them, and their loss."""
+"""Several learners as Ray actors: training, saving, a resume with more, and learners that die."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_clone_goes_on_from_its_own_checkpoint_although_tune_names_its_donors(
 def test_a_trial_that_starts_from_round_0_again_counts_from_there(
     begun: Any, tmp_path: Path
 ) -> None:
-    """Tune counts from the round of the checkpoint that it recorded, so the trial corrects it."""
+    """Tune counts rounds from the checkpoint that it recorded, so the trial corrects the count."""
     directory = tmp_path / "experiment" / "trial"
     trial = begun(trial_config(placement="colocated"))
     trial.step()

@@ -85,10 +85,10 @@ class Store:
 
 @contextmanager
 def s3_store(listener: socket.socket | None = None) -> Iterator[Store]:
-    """Serve an empty store.
+    """Serve a store. Without `listener`, empty it first.
 
     Args:
-        listener: The socket to serve at, which may be on another machine. This server then serves
+        listener: The socket to listen on, which may be on another machine. This server then serves
             the same files as this process's other server, but can be made to fail separately.
     """
     store = Store() if listener is None else Store(host=listener.getsockname()[0])

@@ -30,7 +30,7 @@ def lake(**options: Any) -> Any:
 
 
 def test_the_shortest_way_over_the_ice_earns_one() -> None:
-    """On the 4 x 4 map, squares are numbered row by row. 5, 7, 11 and 12 are holes, 15 the goal."""
+    """Squares are numbered row by row, from 0. 5, 7, 11 and 12 are holes, and 15 is the goal."""
     env = lake(actions=WAY)
     assert env.reset({"seed": 0}) == "0\n"
     heard = [env.step(f"{word}\n") for word in ("down", "down", "right", "right", "down", "right")]

@@ -191,8 +191,8 @@ def test_nothing_is_tokenised_again_in_a_thousand_episodes(config: GRPOConfig) -
     assert len(groups) * GROUP_SIZE == 1000
     assert retokenised == 0
     assert whole > 300
-    # Rendered again, more than 100 conversations have different tokens. So the test would notice if
-    # the player rendered them again.
+    # More than 100 conversations would have different tokens if they were rendered again. So the
+    # test would notice if the player did this.
     assert otherwise > 100
 
     batch = collate(groups, [torch.zeros(GROUP_SIZE)] * GROUPS, tokenizer.pad_id)

@@ -40,7 +40,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def written_by_peft(base: str, directory: Path, **lora: Any) -> str:
-    """Write adapters with random weights with peft, as TRL's trainer saves a `PeftModel`."""
+    """Write adapters with random weights, as TRL's trainer saves a `PeftModel`."""
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
     settings = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", **lora}
     config = peft.LoraConfig(task_type="CAUSAL_LM", **settings)
