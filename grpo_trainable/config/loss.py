@@ -134,8 +134,8 @@ class LossSettings(Settings):
         "Rule that turns rewards into advantages, or your own function. `none` uses the reward "
         "itself. `zero` ignores rewards, so only loss.teacher has an effect. `gae` computes an "
         "advantage for each token with a critic, and `vine` with completions sampled from points "
-        "in the response. `group_to_go` computes an advantage for each step of an episode, from the "
-        "rewards that the episodes of the group earn from that step on.",
+        "in the response. `group_to_go` computes an advantage for each step of an episode, from "
+        "the rewards that the episodes of the group earn from that step on.",
         what="function",
         advice=PUBLISHED,
         default_by=by_task(control="group_to_go"),
