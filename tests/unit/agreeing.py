@@ -15,8 +15,8 @@ import torch
 
 from grpo_trainable.protocol.rollout import RolloutGroup
 
-# Number of responses per comparison that may diverge. Rounding moves the border between two tokens
-# by about a millionth. In thousands of tokens, one divergence is rare, and two are no accident.
+# Maximum number of responses per comparison that may diverge. Rounding moves the border between two
+# tokens by about a millionth. In thousands of tokens, one divergence is rare, and two show a bug.
 FORKS = 1
 
 
@@ -62,7 +62,7 @@ def assert_agree_as_far(some: Sequence[Sequence[int]], others: Sequence[Sequence
 
 
 def common_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the prefix that both sequences share."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

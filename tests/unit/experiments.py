@@ -29,7 +29,7 @@ DESCRIPTION = {
 
 
 def write_experiment(directory: Path, **changes: Any) -> Path:
-    """Write an experiment without trials; a change to None removes the key."""
+    """Write an experiment without trials. A change to None removes a key from experiment.json."""
     directory.mkdir(parents=True)
     description = {k: v for k, v in {**DESCRIPTION, **changes}.items() if v is not None}
     (directory / "experiment.json").write_text(json.dumps(description))
@@ -37,7 +37,7 @@ def write_experiment(directory: Path, **changes: Any) -> Path:
 
 
 def config(arm: str = "colocated_k1", seed: int = 0, **fixed: Any) -> dict[str, Any]:
-    """Return a config in the form of params.json, with the values `fixed` by dotted key."""
+    """Return a config in the form of params.json. `fixed` holds values by dotted key."""
     (trial,) = SPACE.trials({"arm": arm, **fixed}, [seed])
     return trial.to_dict()
 

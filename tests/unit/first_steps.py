@@ -27,8 +27,7 @@ def log_ratios(
 ) -> list[list[Tensor]]:
     """Return log ρ of the tokens in each gradient step of a round, (T,) per microbatch.
 
-    The learner trains for `lag` rounds before it gets the samples. `change` is applied to the
-    samples first.
+    The learner trains for `lag` rounds, and then gets the samples as `change` returns them.
     """
     found: list[Tensor] = []
     add = StepStatistics.add

@@ -11,7 +11,7 @@ import torch
 
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 
-VOCAB_SIZE, CONTEXT_LENGTH = 320, 64  # larger than the tokenizer's vocabulary
+VOCAB_SIZE, CONTEXT_LENGTH = 320, 64  # 320: more than the tokenizer's vocabulary
 # Each family, and True if its head is tied.
 FAMILIES = [("llama", False), ("qwen2", True), ("qwen3", False), ("qwen3", True)]
 TEXTS = ["Write a story that includes the word: fox\n", "The fox ran home. The old fox slept.\n"]

@@ -26,7 +26,7 @@ ADD = "add(step: int) -> int: Add to the counter.\n"
 
 
 class Counter:
-    """An environment class for TRL's `environment_factory`, which uses nothing of this package."""
+    """An environment class for TRL's `environment_factory` that uses nothing from this package."""
 
     def reset(self, goal: int, **_: Any) -> str:
         self._count, self._goal = 0, goal

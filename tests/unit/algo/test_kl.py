@@ -98,10 +98,10 @@ def test_the_penalty_of_a_response_is_the_sum_of_its_differences():
     ("kl", "expected"),
     [
         (6.0, 0.5),  # on target
-        (6.6, 0.5 * 1.01),  # a tenth above: 1 + 0.1 · 0.1
-        (60.0, 0.5 * 1.02),  # the error is clipped to a fifth: 1 + 0.1 · 0.2
+        (6.6, 0.5 * 1.01),  # a tenth above the target: the factor is 1 + 0.1 · 0.1
+        (60.0, 0.5 * 1.02),  # an error is clipped to a fifth: 1 + 0.1 · 0.2
         (0.0, 0.5 * 0.98),
-        (-3.0, 0.5 * 0.98),  # an estimate can be negative
+        (-3.0, 0.5 * 0.98),  # an estimate of the KL can be negative
         (math.nan, 0.5),
         (math.inf, 0.5),
     ],

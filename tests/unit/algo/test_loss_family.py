@@ -70,7 +70,7 @@ def logs(*probabilities: float) -> list[float]:
 def is_read(key: str, name: str) -> bool:
     try:
         GRPOConfig.from_dict({"loss": {"type": name, key: 0.123}})
-    except ConfigError as error:  # ppo needs a critic, too
+    except ConfigError as error:  # ppo is always rejected here: it needs a critic
         return f"loss.{key}=0.123: has no effect" not in str(error)
     return True
 
@@ -149,7 +149,8 @@ UNMOVED = [logs(0.5, 0.1, 0.05), logs(0.6, 0.3, 0.1)]
 
 
 def test_dppo_tv_stops_a_token_whose_probability_moved_by_more_than_its_range():
-    # Probabilities rise by 0.1, 0.2 and 0.05 (ratios 1.2, 3 and 2), and fall by the same amounts.
+    # In the first row, probabilities rise by 0.1, 0.2 and 0.05 (ratios 1.2, 3 and 2). In the second
+    # row, they fall by the same amounts.
     loss, slope, clipped = run(
         bound("dppo_tv"), MOVED, UNMOVED, [[3] * 3, [-3] * 3], [[1] * 3] * 2, **clip_of("dppo_tv")
     )
@@ -185,9 +186,9 @@ def test_dppo_kl_stops_a_token_whose_binary_kl_is_above_its_range():
 
 
 def test_m2po_drops_the_outliers_that_push_the_second_moment_over_its_bound():
-    # A > 0: the log ratios 0.1, 0.2 and 0.4 moved in the direction of A, and −0.5 against it. The
-    # squares of the former are 0.01, 0.04 and 0.16. Their means, smallest first, are 0.01, 0.025
-    # and 0.07. A < 0: 0.3 moved against A.
+    # First row (A > 0): the log ratios 0.1, 0.2 and 0.4 are in the direction of A, and −0.5 is
+    # against it. The squares of the first three are 0.01, 0.04 and 0.16, and their running means,
+    # smallest first, are 0.01, 0.025 and 0.07. Second row (A < 0): 0.3 is against A.
     log_ratios = torch.tensor([[0.1, 0.2, 0.4, -0.5], [0.3, 0.0, 0.0, 0.0]])
     old, mask = torch.full((2, 4), -1.0), torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     advantages = torch.tensor([[3.0] * 4, [-3.0] * 4])
@@ -221,7 +222,7 @@ def test_clip_cov_draws_its_share_of_the_tokens_within_the_band():
     assert drawn(1.0, (3, 5)).tolist() == [True, False, False, True, False]
     assert drawn(1.0, (5, 9)).tolist() == [False] * 5
     assert drawn(0.5, (1, 5)).sum() == 2
-    assert drawn(1e-9, (1, 5)).sum() == 1  # at least one
+    assert drawn(1e-9, (1, 5)).sum() == 1  # at least one token is drawn
     assert drawn(0.5, (1, 5)).equal(drawn(0.5, (1, 5)))
     assert len({tuple(drawn(0.5, (1, 5), seed).tolist()) for seed in range(8)}) > 1
 
@@ -392,7 +393,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def random_batch() -> tuple[Tensor, ...]:
-    """Return log-probs, old ones, advantages and a mask with holes and an empty row, in float64."""
+    """Return log-probs, old log-probs, advantages and a mask. The mask has holes and an empty row."""
     generator = torch.Generator().manual_seed(7)
     shape = (5, 6)
     old = -2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
@@ -498,7 +499,7 @@ RULES = [
 
 
 def advantages_of(config: GRPOConfig, rewards: Tensor, mask: Tensor) -> Tensor:
-    """Return advantages (B, S) of responses or tokens, with every second state valued at 0.5."""
+    """Return advantages (B, S) of responses or tokens, with invented values of the states."""
     settings = config.loss
     if settings.advantage in ADVANTAGES:
         advantages = ADVANTAGES[settings.advantage](rewards, eps=settings.advantage_eps)
@@ -604,7 +605,7 @@ def test_a_learner_takes_a_finite_step_by_every_loss_and_advantage_or_they_are_r
 
 
 def groups_for(config: GRPOConfig) -> list[RolloutGroup]:
-    """Return two groups of two responses of at most five tokens; one per group earns 0."""
+    """Return two groups of two responses of at most five tokens. The second response earns 0."""
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     zeros = torch.zeros(mask.shape, dtype=torch.int32)
     values = torch.full(mask.shape, 0.5).masked_fill(torch.arange(5) % 2 == 1, torch.nan)

@@ -69,8 +69,8 @@ def test_cispo_weighs_the_score_function_of_every_token_by_the_clipped_ratio():
 
 def test_gspo_uses_the_geometric_mean_of_the_masked_ratios():
     mask = torch.tensor([[True, False, False, True], [False, False, True, True]])
-    # √(0.5 · 2) = 1 is within the range, √(1.25 · 2) = 1.58 above it. For A < 0 the loss does not
-    # clip the ratio.
+    # √(0.5 · 2) = 1 is within the clip range. √(1.25 · 2) = 1.58 is above it, but for A < 0 the
+    # loss does not clip a ratio above the range.
     loss, _ = LOSSES["gspo"](NEW, OLD, ADVANTAGES, mask, **CLIP)
     expected = torch.tensor([[-3.0, 0, 0, -3.0], [0, 0, 3 * math.sqrt(2.5), 3 * math.sqrt(2.5)]])
     torch.testing.assert_close(loss, expected)

@@ -202,7 +202,7 @@ def test_objective_gradient_and_clipped_tokens_are_those_of_the_formulas(kind):
 @pytest.mark.slow
 def test_the_batch_of_these_tests_tells_the_formulas_apart():
     values = [by_hand(BATCH, settings)[0] for settings in EVERY]
-    # REINFORCE has two names, and DAPO and GRPO share a formula. No others may coincide.
+    # REINFORCE has two names, and DAPO and GRPO share a formula. All other values must differ.
     assert len({round(value, 9) for value in values}) == len(EVERY) * 4 // 6
     clips = by_hand(BATCH, Settings("grpo_clip", "token_mean", None, False))[2]
     assert 0 < sum(map(sum, clips)) < BATCH.mask.sum()
@@ -288,5 +288,5 @@ def test_dual_clip_under_every_importance_weight_is_the_formula_written_out(leve
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(gradient, slope, rtol=1e-10, atol=1e-12)
     ratio = (BATCH.policy - BATCH.old).exp()
-    # the cap affects at least one token
+    # the dual clip affects at least one token
     assert ((ratio > DUAL_CLIP) & (BATCH.advantages < 0) & BATCH.mask).any()

@@ -43,8 +43,8 @@ REWARDS = [[0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0
 PARTS = [[[r, (i % 3) / 2] for i, r in enumerate(row)] for row in REWARDS]
 # Values of the states before the first and the second token, from a critic or from completions.
 VALUES = [[0.4, 0.7], [0.25, 0.5]]
-# Logits of actions A and B and of the end token: after the prompt, after A and after B. One first
-# token is so rare that Clip-Cov selects it.
+# Logits of action A, action B and the end token. The rows are the states after the prompt, after A
+# and after B. The end token is so rare after the prompt that Clip-Cov selects it in one response.
 LOGITS = [[0.8, 0.5, -2.5], [0.2, -0.4, 0.1], [-0.3, 0.6, 0.2]]
 REFERENCE = [[1.0, 0.5, -2.0], [0.0, 0.1, 0.3], [0.2, 0.4, -0.1]]
 
@@ -136,7 +136,7 @@ def kl_of_response(i: int) -> float:
 
 
 def rloo() -> Coefficients:
-    """Subtract 0.05 KL from each reward, then the mean of the other rewards (equation 4)."""
+    """Subtract 0.05 KL from each reward, then the mean of the group's others (equation 4)."""
     rewards = [[r - 0.05 * kl_of_response(i) for i, r in enumerate(row)] for row in REWARDS]
     return summed(
         [
@@ -168,7 +168,7 @@ def reinforce_pp_baseline() -> Coefficients:
 
 
 def gdpo() -> Coefficients:
-    """Standardise each part within its group, then their sum over the batch (equations 4 to 7)."""
+    """Standardise each part in its group, then the sum of parts in the batch (equations 4 to 7)."""
     parts = [[standardised([part[k] for part in row]) for k in range(2)] for row in PARTS]
     return per_response_mean(
         over_the_batch([[a + b for a, b in zip(*row, strict=True)] for row in parts])
@@ -218,14 +218,15 @@ class Paper:
     factor: float = 1.0
 
 
-# `constant` divides by the maximum length of a response.
+# The aggregation `constant` divides by the maximum length of a response.
 SUM = 1 / MOST
 PAPERS: dict[str, Callable[[], Paper]] = {
     "grpo": lambda: Paper(grpo()),
     "dr_grpo": lambda: Paper(summed(of_groups(centred)), SUM),
     "dapo": lambda: Paper(dapo()),
     "cispo": lambda: Paper(per_token_mean(of_groups(standardised))),
-    # The sequence ratio is the geometric mean over tokens: 1/|y| Σ_t ∇ log π at ρ = 1.
+    # The sequence ratio is the geometric mean of the token ratios, so its gradient at ρ = 1 is
+    # 1/|y| Σ_t ∇ log π.
     "gspo": lambda: Paper(per_response_mean(of_groups(standardised))),
     "gmpo": lambda: Paper(per_response_mean(of_groups(standardised))),
     "sapo": lambda: Paper(per_response_mean(of_groups(standardised))),
@@ -234,7 +235,7 @@ PAPERS: dict[str, Callable[[], Paper]] = {
     "dppo_kl": lambda: Paper(summed(of_groups(centred)), SUM),
     "m2po": lambda: Paper(per_token_mean(of_groups(standardised))),
     "clip_cov": lambda: Paper(clip_cov()),
-    # The KL to the old policy has its minimum at ρ = 1.
+    # The KL to the old policy has its minimum, and so no gradient, at ρ = 1.
     "kl_cov": lambda: Paper(per_token_mean(of_groups(standardised))),
     "maxrl": lambda: Paper(maxrl(), SUM),
     "rloo": lambda: Paper(rloo(), SUM),
@@ -247,7 +248,7 @@ PAPERS: dict[str, Callable[[], Paper]] = {
     "ppo": lambda: Paper(ppo()),
     "vineppo": lambda: Paper(vineppo()),
     "areal": lambda: Paper(per_response_mean(of_groups(standardised))),
-    # min(5, ρ) (R − v) Σ_t ∇ log π, where v is the mean of the group (equation 5).
+    # min(5, ρ) (R − v) Σ_t ∇ log π, where v is the group's mean reward (equation 5).
     "pipeline_rl": lambda: Paper(summed(of_groups(centred)), SUM),
 }
 
@@ -361,7 +362,7 @@ def test_the_first_gradient_of_a_preset_is_its_papers(name: str) -> None:
         "optim.microbatch": 3,
     }
     (config,) = preset.under(preset.space).trials(fixed, [0])
-    if config.reads("loss.advantage_eps"):  # papers do not have this epsilon
+    if config.reads("loss.advantage_eps"):  # the papers' formulas have no epsilon
         config = replace(config, loss=replace(config.loss, advantage_eps=1e-14))
     expected = torch.from_numpy(gradient_of(paper))
     assert expected.abs().max() > 1e-3

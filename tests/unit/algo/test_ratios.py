@@ -87,7 +87,7 @@ def test_ratios_and_weights_of_known_log_ratios():
     assert ratio.tolist()[0] == pytest.approx([0.0, 1.0, LARGEST, LARGEST])
     weight = importance_weight(log_ratio, torch.zeros(1, 4), mask, cap=2.0)
     assert weight.tolist() == [[0.0, 1.0, 2.0, 2.0]]
-    # The mean is −20 with the first token, and 40 without it.
+    # The mean log ratio is −20 with the first token, and 40 without it.
     without_first = torch.tensor([[False, True, True, True]])
     assert sequence_ratio(log_ratio, torch.zeros(1, 4), without_first).item() == pytest.approx(
         LARGEST
@@ -141,7 +141,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
 
 
 def effective(log_ratios: list[list[float]], mask: list[list[int]] | None = None) -> float:
-    """Return the effective sample size of responses with these log-ratios of tokens."""
+    """Return the effective sample size, as a fraction, of responses with these token log ratios."""
     log_ratio = torch.tensor(log_ratios, dtype=torch.float64)
     counted = torch.ones_like(log_ratio) if mask is None else torch.tensor(mask)
     behaviour = torch.full_like(log_ratio, -2.0)
@@ -150,10 +150,11 @@ def effective(log_ratios: list[list[float]], mask: list[list[int]] | None = None
 
 def test_effective_sample_size_by_hand():
     two = math.log(2)
-    # Whole responses have the weights 1/2 · 2 = 1, 2 and 2 · 2 = 4: 7² / (1 + 4 + 16) = 7/3 of 3.
+    # The weights of the responses are 1/2 · 2 = 1, 2 and 2 · 2 = 4. So the effective sample size is
+    # 7² / (1 + 4 + 16) = 7/3 of 3 responses.
     log_ratios = [[-two, two], [two, math.nan], [two, two]]
     assert effective(log_ratios, [[1, 1], [1, 0], [1, 1]]) == pytest.approx(7 / 9, abs=1e-6)
-    # Weights 1 and 3: 4² / (1 + 9) = 1.6 of 2.
+    # The weights 1 and 3 give 4² / (1 + 9) = 1.6 of 2 responses.
     assert effective([[0.0], [math.log(3)]]) == pytest.approx(0.8, abs=1e-6)
 
 

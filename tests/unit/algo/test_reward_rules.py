@@ -8,7 +8,7 @@ from grpo_trainable.algo import ADVANTAGES, length_deviation, overlong_penalty, 
 
 def test_the_penalty_grows_over_the_last_tokens():
     lengths = torch.tensor([0, 6, 7, 8, 10])
-    # (7 − 6)/4, (8 − 6)/4, (10 − 6)/4.
+    # The last three penalties are (7 − 6)/4, (8 − 6)/4 and (10 − 6)/4.
     assert overlong_penalty(lengths, longest=10, buffer=4).tolist() == [0, 0, 0.25, 0.5, 1]
 
 
@@ -24,8 +24,8 @@ def test_parts_are_summed_by_their_weights():
     weights = torch.tensor([1.0, 0.5, 2.0])
     raw = weighted_parts(parts, weights, normalize=False, eps=1e-8)
     assert raw.tolist() == [0.5, 9.5]
-    # Each of two different values is √½ standard deviations from their mean. Equal values are 0
-    # from it. So the sums are ∓(1 + 2) · √½ = ∓2.1213203.
+    # Two different values are each √½ standard deviations from their mean, and two equal values are
+    # 0 from it. So the weighted sums are ∓(1 + 2) · √½ = ∓2.1213203.
     normalized = weighted_parts(parts, weights, normalize=True, eps=1e-8)
     assert normalized.tolist() == pytest.approx([-2.1213203, 2.1213203])
 

@@ -156,8 +156,8 @@ def test_equal_advantages_are_whitened_to_zero(tokens):
 
 
 def test_value_loss_and_its_clip_by_hand():
-    # The clipped value stays within 0.2 of 0.5. For the second value, the clipped value is nearer
-    # to the return, so the loss uses the unclipped value.
+    # A clipped value stays within 0.2 of the old value 0.5. For the second value, the clipped value
+    # is nearer to the return, so the loss uses the unclipped value.
     values = double([0.9, 0.9, 0.6, 7.0]).requires_grad_()
     old, returns = double([0.5, 0.5, 0.5, 0.0]), double([1.0, 0.2, 1.0, 0.0])
     mask = torch.tensor([[True, True, True, False]])

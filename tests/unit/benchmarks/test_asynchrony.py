@@ -54,7 +54,8 @@ def test_a_speed_up_has_students_interval_over_the_repeats():
     }
     found = asynchrony.compared(runs)
     mean = found["speed_up_means"]["colocated 1+1"]
-    # The logs are log 2 and log 2 + 1: their mean, plus t = 12.706 times 0.5.
+    # The logs of the speed-ups are log 2 and (log 2) + 1. The upper bound of the log is their mean
+    # plus t = 12.706 times their standard error, 0.5.
     assert mean["value"] == pytest.approx(2.0 * math.exp(0.5))
     assert mean["high"] == pytest.approx(2.0 * math.exp(0.5 + 12.706 * 0.5), rel=1e-3)
     assert found["best_colocated"] == "colocated 1+2"

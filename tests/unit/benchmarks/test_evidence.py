@@ -34,7 +34,7 @@ RAN: list[str] = []  # items that the last command ran
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function that runs quick items at a commit.
 
-    It returns the names of the items that ran, and the record.
+    It returns the names of the items that ran, and the content of the written file.
     """
     script, runs, out = tmp_path / "item.py", tmp_path / "runs", tmp_path / "evidence.json"
     script.write_text(SCRIPT.format(runs=runs))

@@ -45,7 +45,7 @@ NO_PROSE = [
     re.compile(r"^#.*$", re.MULTILINE),
 ]
 NUMBER = re.compile(r"(?<![\w.-])[-+−]?\d[\d,.]*(?:e-?\d+)?(?: ?%)?")
-# A whole number that belongs to one of these words is a setting of a measurement.
+# A whole number with one of these words after it, or before it, is a setting of a measurement.
 AFTER = (
     *("rounds", "batches", "prompts", "responses", "seeds", "threads", "cores", "steps", "tokens"),
     *("rows", "problems", "repeats", "generators", "M parameters"),
@@ -96,7 +96,7 @@ NOT_MEASURED = {
 
 
 def measured_numbers(text: str, exempt: list[str]) -> list[str]:
-    """Return the numbers of a page that are neither figures nor settings, with their lines."""
+    """Return the lines of a page that have a number which is neither a figure nor a setting."""
     for pattern in NO_PROSE:
         text = pattern.sub(" ", text)
     for words in exempt:
@@ -184,4 +184,5 @@ def test_a_verdict_uses_the_differences_of_the_seeds(monkeypatch: pytest.MonkeyP
     (own,) = tables.judged("lag").values()
     assert own["verdict"] == "better"
     assert own["difference"] == pytest.approx(0.1)
-    assert own["low"] == pytest.approx(0.1 - 2.92 * 0.01 / 3**0.5, abs=1e-4)  # Student, 2 degrees
+    # Student's t with 2 degrees of freedom has the quantile 2.92.
+    assert own["low"] == pytest.approx(0.1 - 2.92 * 0.01 / 3**0.5, abs=1e-4)

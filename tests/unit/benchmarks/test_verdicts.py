@@ -39,12 +39,12 @@ def test_a_verdict_counts_from_the_first_look_that_decides():
     assert false_share(clear, test) == 0.5
     found = seeds_to_decide(clear, test)
     assert found == {"median": 3.0, "four_fifths": 3.0, "undecided": 0.0, "wrong": 0.5}
-    # Student's t of (1, -1, 1, -1, 1) never reaches the level.
+    # Student's t of (1, -1, 1, -1, 1) is not significant after any number of seeds.
     assert seeds_to_decide(np.array([[1.0, -1.0, 1.0, -1.0, 1.0]]), test)["undecided"] == 1.0
 
 
 def test_an_e_value_is_1_on_average():
-    """Draw the statistic of three Gaussian differences without an effect."""
+    """Average over many draws of three Gaussian differences without an effect."""
     drawn = np.random.default_rng(0).standard_normal((4000, 3))
     r = drawn.sum(1) / np.sqrt(3 * (drawn**2).sum(1))
     values = np.interp(r, grid := np.linspace(-1, 1, 81), [e_value(3, own) for own in grid])

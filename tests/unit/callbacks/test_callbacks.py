@@ -189,7 +189,7 @@ def test_rows_contain_the_settings_that_the_trial_uses(tmp_path):
     report([callback], trial, given)
     (written,) = read_rows(tmp_path / "trial" / "result.json")
     assert written["config"] == settings
-    assert given["config"] == {"arm": "sync"}  # Tune's own output shows these settings
+    assert given["config"] == {"arm": "sync"}  # Tune's own output shows the config of `given`
 
 
 def test_a_home_directory_in_the_config_of_a_trial_is_expanded(tmp_path, monkeypatch):
@@ -287,7 +287,7 @@ def test_every_hook_of_tune_is_covered():
 
 @pytest.mark.parametrize("callback", grpo_callbacks(), ids=lambda c: type(c).__name__)
 def test_callbacks_travel_by_pickle_and_without_details(callback, tmp_path, capsys, caplog):
-    # Tune pickles them with the experiment, before and after their first results.
+    # Tune pickles callbacks with the experiment, before and after they get their first results.
     trial = FakeTrial(tmp_path / "trial")
     again = pickle.loads(pickle.dumps(callback))
     start([again], trial)
@@ -331,7 +331,7 @@ def test_parts_after_an_iteration_go_and_what_was_being_written(tmp_path):
 
 
 def events_of(trial: FakeTrial) -> EventAccumulator:
-    events = EventAccumulator(trial.path, {"histograms": 0, "tensors": 0})  # 0: all of them
+    events = EventAccumulator(trial.path, {"histograms": 0, "tensors": 0})  # 0: keep all of them
     events.Reload()
     return events
 
@@ -383,7 +383,7 @@ def test_no_round_is_there_twice_or_missing_after_a_restart(
     start(callbacks, trial)
     play(callbacks, trial, range(1, 7))
     assert rounds_on_disk(trial) == until(6)
-    # TensorBoard reads event files in the order of their names, and names begin with the time.
+    # TensorBoard reads event files in the order of their names, which contain the creation time.
     (events,) = (tmp_path / "trial").glob("events.*")
     events = events.rename(events.with_name("events.out.tfevents.0000000001.host"))
     if killed:  # killed while writing, with every file left open
@@ -499,7 +499,7 @@ def test_a_users_callbacks_get_the_same_plain_row_before_and_after_ours(tmp_path
         before, after = ([first, *loggers], []) if place == "first" else ([], [*loggers, last])
         callbacks = [*before, *file_callbacks(), *after]
         start(callbacks, trial)
-        report(callbacks, trial, pickle.loads(pickle.dumps(detailed(1))))  # as Ray sends it
+        report(callbacks, trial, pickle.loads(pickle.dumps(detailed(1))))  # Ray pickles rows
         for logger in loggers:
             logger.log_trial_end(trial)
     (row_before,), (row_after,) = first.rows, last.rows
@@ -559,7 +559,7 @@ def test_trace_that_was_cut_short_is_not_written_over(tmp_path, caplog):
     play(callbacks, trial, range(1, 3))
     path = tmp_path / "trial" / "trace.json"
     whole = path.read_bytes()
-    path.write_bytes(whole[:-30])  # as after a full disk
+    path.write_bytes(whole[:-30])  # as if the disk had been full
     play(callbacks, trial, range(3, 4))
     assert "TraceCallback.on_trial_result failed for trial trial" in caplog.text
     start(callbacks, trial, 1)
@@ -674,7 +674,7 @@ def test_reason_of_a_stop_is_told(caplog, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("restart", [2, 5])
 def test_band_is_judged_by_the_round_that_a_trial_goes_on_from(caplog, tmp_path, restart):
-    """The KL is above the band from round 4 on. A new driver continues after round 6."""
+    """The KL is above the band from round 4 on. After round 6, a new driver takes over."""
     trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
     nats = {round_: 2.0 if round_ < 4 else 5.0 for round_ in range(1, 9)}
     warned = []
@@ -710,7 +710,7 @@ TEXT = {"kl/reference_nats": 1.0, "response/length_mean": 40.0, "response/trunca
 
 
 def watched(tmp_path: Path, rounds: dict[str, list[float]], **settings: Any) -> None:
-    """Report the rounds of one trial. Figures that are not in `rounds` stay constant."""
+    """Report the rounds of one trial. Metrics that are not in `rounds` stay constant."""
     trial, callback = FakeTrial(tmp_path / "trial", **settings), BandsCallback()
     for i, values in enumerate(zip(*rounds.values(), strict=True)):
         report([callback], trial, row(i + 1, **{**TEXT, **dict(zip(rounds, values, strict=True))}))
@@ -720,7 +720,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-# A round has 64 responses, so each mean is over two rounds.
+# A round has 64 responses, so each mean covers two rounds.
 LEFT = {
     # 24 nats for 40 tokens
     "KL": (
@@ -728,7 +728,7 @@ LEFT = {
         "sync/0, round 5: KL per token is at least 0.53 nats, outside its band (at most 0.5 nats); "
         "lower optim.lr or set loss.kl_coef",
     ),
-    # The same KL minus two standard errors of 3 nats: within the band until the last round.
+    # The same KL, minus two standard errors of 3 nats, is within the band until the last round.
     "KL of a sample": (
         {
             "kl/reference_nats": [0.0, 0.0, 2.0, 18.0, 24.0, 60.0],
@@ -831,7 +831,7 @@ def test_length_that_the_reward_controls_is_not_judged(caplog, tmp_path):
 
 @pytest.mark.parametrize("restart", [3, 6])
 def test_warning_is_not_repeated_by_a_new_driver(caplog, tmp_path, restart):
-    """The text collapses in round 5. A new driver continues after round `restart`."""
+    """The text collapses in round 5. After round 6, a new driver takes over."""
     trial = FakeTrial(tmp_path / "trial")
     repeated = [0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
     warned = []
@@ -1001,7 +1001,7 @@ def test_trace_has_a_row_an_actor_and_is_whole_after_every_round(tmp_path):
         # The file was appended to: only the closing bracket was overwritten.
         assert path.read_bytes().startswith(before[: -len(b"]\n")].strip())
         sizes.append(len(json.loads(path.read_text())))
-    # the names of the trial and of three rows, and five spans per round
+    # four name events (of the trial and of three rows of the trace), and five spans per round
     assert sizes == [4 + 5, 4 + 10, 4 + 15]
     events = json.loads(path.read_text())
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -1067,7 +1067,7 @@ def test_examples_are_the_first_response_to_the_first_prompts_and_cannot_break_o
 
 def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
-    # one trial at a time: Tune creates the others when they start
+    # Trials run one at a time, so Tune creates each of the others only when it starts.
     callback.setup(total_num_samples=6)
     start([callback], trial)
     for round_ in range(1, 6):
@@ -1110,7 +1110,7 @@ def test_retries_without_end_are_not_counted(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     trial.init_local_path()
     trial.max_failures, trial.num_failures = -1, 5
-    open(trial.error_file, "w").close()  # as on a full disk
+    open(trial.error_file, "w").close()  # as if the disk had been full
     callback.on_trial_recover(iteration=0, trials=[trial], trial=trial)
     line = capsys.readouterr().out
     assert line.endswith("failed, starts again: its error file is empty\n")

@@ -25,7 +25,7 @@ from grpo_trainable.storage.checkpointing import TrialState, newest_whole
 from grpo_trainable.storage.object_store import StoredPath
 from grpo_trainable.storage.trial_storage import TrialStorage, round_of_last_row
 
-pytestmark = pytest.mark.slow  # whole experiment directories
+pytestmark = pytest.mark.slow  # these tests write whole experiment directories
 
 NEVER_S = 1e6
 
@@ -58,7 +58,7 @@ def bucket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the mirror's periodic passes, so that the test triggers them."""
+    """Disable the mirror's periodic passes, so that the test triggers each pass itself."""
     monkeypatch.setattr(mirror_module, "PASS_S", NEVER_S)
 
 
@@ -95,7 +95,7 @@ def trial_storage(bucket: Path, keep: int) -> TrialStorage:
 
 
 class Simulation:
-    """A trial and its store in virtual time: a round takes 0.2 s, and copying a file `put_s`."""
+    """A trial and its store in virtual time: a round takes 0.2 s, and copying a file `put_s()`."""
 
     ROUND_S = 0.2
     EVERY = 10  # rounds between two checkpoints
@@ -115,7 +115,7 @@ class Simulation:
 
     def run(self, seconds: float) -> None:
         while self.now < seconds:
-            self._train_for(1.0)  # the pause between two passes
+            self._train_for(1.0)  # the pause between two passes of the mirror
             self.mirror.bring()
 
     def _store_is_asked(self, method: str, path: str) -> None:
@@ -209,7 +209,8 @@ def test_a_checkpoint_counts_once_the_store_has_its_row(bucket: Path) -> None:
     stored = stored_in(bucket)
     assert stored.names() == [f"checkpoint_{n:06d}" for n in range(1, 6)] + ["result.json"]
     assert newest_whole(stored, 97) == (stored / "checkpoint_000002", 97)
-    # More rows let older checkpoints go. With `rows_follow=False`, checkpoints need no rows.
+    # With more rows in the store, older checkpoints are removed. With `rows_follow=False`, they
+    # are removed without such rows.
     for n in range(98, 100):
         append_row(trial, n)
     storage.remove_older(rows_follow=True)

@@ -41,7 +41,7 @@ class FakeStore:
 
 
 class Experiment:
-    """A callback in an experiment of Tune, which ends when it receives SIGUSR1."""
+    """A Tune experiment with the callback. The experiment ends when it receives SIGUSR1."""
 
     def __init__(self, store: FakeStore, directory: Path) -> None:
         self.store, self.directory = store, directory
@@ -289,7 +289,7 @@ def test_a_second_signal_ends_at_once_and_says_what_that_costs(experiment, store
         "interrupted again: stopping at once",
         "sync/0: not saved: continues from round 4; lost: rounds 5 to 6 and the work on round 7",
     ]
-    # The next signal finds the handler from before the experiment.
+    # The next signal goes to Tune's own handler.
     assert signal.getsignal(signal.SIGINT) == experiment._tunes_handler
 
 
@@ -391,11 +391,11 @@ def test_after_an_interrupt_the_handler_from_before_tune_comes_back(experiment, 
     assert signal.getsignal(signal.SIGINT) == experiment.callback._handle
     experiment.end()
     assert signal.getsignal(signal.SIGINT) == experiment._before_tune
-    assert store.forgotten == 2  # before and after the experiment
+    assert store.forgotten == 2  # the requests in the store, before and after the experiment
 
 
 def test_output_that_nobody_reads_does_not_keep_trials_from_stopping(experiment, store):
-    """Ctrl-C behind `| tee` ends `tee` first."""
+    """With `| tee`, Ctrl-C ends `tee` first, so nobody reads the output."""
 
     class Broken(io.TextIOBase):
         def write(self, text: str) -> int:
@@ -434,7 +434,7 @@ def test_tune_can_pickle_the_callback_while_it_runs(experiment):
     assert restored._former == {}
     *_, mirror, on_interrupt = pickle.loads(pickle.dumps(grpo_callbacks()))
     assert on_interrupt._not_copied == mirror.not_copied
-    # As written by an earlier version.
+    # A state as an earlier version pickled it.
     restored.__setstate__({"_saved": set(), "_ended": True})
     assert not restored._ended
 

@@ -28,7 +28,7 @@ def test_a_trial_says_that_it_waits_for_room_and_when_there_is_some(
         callback.on_step_begin(iteration=0, trials=[trial])
         return capsys.readouterr().out
 
-    assert look("PENDING") == ""  # it is about to start
+    assert look("PENDING") == ""  # the trial is about to start
     assert look("RUNNING") == ""
     nodes = [{"CPU": 1.0}]
     assert look("PENDING") == (

@@ -25,7 +25,7 @@ def test_a_bundle_of_a_dead_machine_has_no_room():
 
 
 def test_a_bundle_that_waits_for_a_machine_has_no_room():
-    # Ray clears the machine of a bundle that it has to place again.
+    # Ray names no machine for a bundle that it has to place again.
     assert node_of(2, {0: "a", 2: ""}, NODES) is None
     assert node_of(2, {0: "a"}, NODES) is None
 

@@ -37,5 +37,5 @@ def test_weights_travel_since_a_time_of_the_receivers_clock():
     ours = recorder.handle_of("learner", sent)
     assert ours.sent_at == 65.0
     assert recorder.handle_for("generator-0", ours) == OutOfBand("described", "ref", sent_at=75.0)
-    assert recorder.handle_for("generator-1", ours) == ours  # on our machine
+    assert recorder.handle_for("generator-1", ours) == ours  # generator-1 is on our machine
     assert recorder.handle_for("generator-0", "shm:1") == "shm:1"

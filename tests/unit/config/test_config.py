@@ -1157,8 +1157,8 @@ def test_one_generator_samples_a_batch_as_one_chunk_unless_given():
         (16, 1, 2, [8, 8]),
         (16, 1, 3, [5, 5, 6]),
         (16, 1, 7, [2, 2, 2, 3, 2, 2, 3]),  # chunks of ceil(16 / 7) would leave one generator idle
-        (16, 4, 2, [16]),  # two batches each
-        (16, 3, 2, [8, 8]),  # three chunks each
+        (16, 4, 2, [16]),  # each generator gets two batches
+        (16, 3, 2, [8, 8]),  # each generator gets three chunks
         (16, 2, 4, [8, 8]),
         (1, 4, 4, [1]),
     ],

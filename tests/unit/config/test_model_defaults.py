@@ -36,7 +36,7 @@ Model = Callable[..., str]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    """Return a function that writes the small files of a model, and returns its directory."""
+    """Return a function that writes a model's small files and returns the model's directory."""
 
     def write(*, context: int | None = CONTEXT_LENGTH, **tokenizer: Any) -> str:
         config: dict[str, Any] = {"model_type": "llama", "vocab_size": 320}
@@ -174,7 +174,7 @@ def test_given_values_go_before_those_of_the_model(model: Model):
     assert config.rollout.max_new_tokens == 100
     assert (config.task.template, config.model.chat_template) == ("question_only", "off")
     assert explained_defaults(config) == {}
-    # The band depends on the given length.
+    # The default band depends on the given maximum length of responses.
     del given["callbacks"]
     assert config_of(path, **given).callbacks.kl_band == (0.0, 20.0)
 

@@ -522,7 +522,7 @@ def test_where_it_is_read_it_is_accepted(key: str) -> None:
 def test_a_default_is_never_refused(key: str) -> None:
     _, unread, _, _, _ = CASES[key]
     config = config_of(unread, {key: CHECKS[key].default})
-    # A trial's files contain every key, resolved.
+    # A trial's files contain every key with its resolved value.
     assert GRPOConfig.from_dict(config.to_dict()) == config
 
 

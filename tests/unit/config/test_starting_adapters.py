@@ -75,12 +75,12 @@ def test_the_model_on_the_hub_that_adapters_name_gives_the_defaults(tmp_path, mo
 
 @pytest.mark.parametrize(
     "named", ["base", "models/base"]
-)  # the second looks like a name on the hub
+)  # the second path looks like a name on the hub
 def test_a_relative_model_starts_from_where_ray_was_started(tmp_path, monkeypatch, named):
     (tmp_path / named).mkdir(parents=True)
     (tmp_path / "trial").mkdir()
     directory = adapters(tmp_path / "lora", named)
-    monkeypatch.chdir(tmp_path / "trial")  # Tune moves a trial's process
+    monkeypatch.chdir(tmp_path / "trial")  # Tune moves a trial's process there
     monkeypatch.setenv("TUNE_ORIG_WORKING_DIR", str(tmp_path))
     assert model(path=directory).path == str(tmp_path / named)
     prepared_in = prepared({"model": {"path": "lora"}}, str(tmp_path))["model"]

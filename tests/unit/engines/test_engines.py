@@ -25,7 +25,8 @@ from grpo_trainable.transports.in_process import InProcess
 
 LIMITS = SamplingLimits(min_new_tokens=2, max_new_tokens=3, temperature=1.0, end_ids=(9,))
 REQUEST = Request(stream="train", prompt_index=7, prompt_ids=(1,), group_size=2, limits=LIMITS)
-# Two unfinished responses of three tokens, from versions 0, 1 and 1 of rounds 0, 1 and 1.
+# Two unfinished responses of three tokens each. The three tokens come from versions 0, 1 and 1,
+# which are from rounds 0, 1 and 1.
 GROUP = replace(
     group_of(7, rewards=(torch.nan, torch.nan), weights=[(0, 0), (1, 1), (1, 1)]),
     finished=torch.zeros(2, dtype=torch.bool),
@@ -49,7 +50,7 @@ def changed(**fields: Any) -> RolloutGroup:
 
 
 def with_entry(name: str, value: float) -> RolloutGroup:
-    """Return GROUP with a different first entry in one field."""
+    """Return `GROUP` with `value` as the first entry of the field `name`."""
     field = getattr(GROUP, name).clone()
     field[0, 0] = value
     return changed(**{name: field})
@@ -114,7 +115,7 @@ def test_a_wrong_answer_is_named_in_one_line(answer: Any, message: str):
 
 
 def ended(row: int, token: int, **fields: Any) -> RolloutGroup:
-    """Return GROUP with an end id at position `token` of response `row`, as its last token."""
+    """Return `GROUP` with response `row` ended by an end id at position `token`."""
     ids, mask, finished = GROUP.response_ids.clone(), GROUP.response_mask.clone(), [False, False]
     ids[row, token], finished[row] = 9, True
     mask[row, token + 1 :] = False

@@ -44,13 +44,13 @@ def requests(group_size: int = 3) -> list[Request]:
 
 
 def said(action: Sequence[int], turn: int) -> Observation | tuple[int, ...]:
-    """Stand in for an environment whose reply depends only on the action and the turn."""
+    """Return an environment's reply, () at the end. It depends only on the action and the turn."""
     ends = turn == 4 or sum(action) % 5 == 0
     return () if ends else tuple(2 + (token + turn) % 6 for token in action[:4])
 
 
 class Scripted:
-    """A partner that answers after a random number of polls, or at once without `delays`."""
+    """A stand-in for environments. Each answer takes a random number of polls, or no poll at all."""
 
     def __init__(self, delays: Random | None = None) -> None:
         self._delays = delays
@@ -190,7 +190,7 @@ def test_an_action_is_told_with_its_tokens_and_its_place():
 
 @pytest.mark.slow
 def test_without_a_second_turn_it_is_a_response():
-    """Check that both ways of sampling agree when the first action ends every episode."""
+    """Check that `play` and `generate` agree when the first action ends every episode."""
     engine, partner, _ = played()
     partner.act = lambda action: partner._waiting.append(  # pyright: ignore
         (0, Observation(action.row, over=True, finished=True))
@@ -228,7 +228,8 @@ def test_new_weights_in_the_middle_of_episodes(recompute: bool):
         assert torch.equal(group.response_ids[:, :width], old.response_ids[:, :width])
     if not recompute:
         return
-    # All keys come from the new weights, so the later tokens follow the new distribution exactly.
+    # All cached keys come from the new weights, so the later tokens follow the new distribution
+    # exactly.
     batch = collate(groups, [torch.zeros(3)] * 3, PAD)
     log_probs = learned(engine, batch)
     start = 0

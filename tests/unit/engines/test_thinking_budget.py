@@ -1,4 +1,4 @@
-"""Interrupted responses: hand-made examples of inserted text, and what happens to them later."""
+"""Responses interrupted by inserted text: examples by hand, with a model, and in a round."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_a_response_that_still_thinks_reads_the_text_and_goes_on():
         ],
         Interruption(after_tokens=3, ids=(4, EOS), answer_ids=(5,)),
     )
-    # Token 5 marks the second response as answering. The last response has ended. An inserted token
-    # ends nothing.
+    # The second response contains token 5, so it already answers. The last response has ended. An
+    # inserted token ends no response.
     assert group.response_ids.tolist() == [
         [2, 2, 2, 4, EOS, 2, 3],
         [2, 5, 2, 2, 2, 2, 2],
@@ -135,7 +135,7 @@ def test_a_text_that_lies_across_tokens_says_that_an_answer_has_begun():
     group = written(
         [[2, 3, 4, 2, 2], [2, 3, 2, 2, 2], [2, 2, 3, 4, 2], [5, 2, 2, 2, 2]], asked, answers=answers
     )
-    # The third response would have ended its thinking with the next token, which was too late.
+    # The third response would have ended its thinking one token after the limit.
     assert (~group.response_mask).any(dim=1).tolist() == [False, True, True, False]
     assert group.response_ids[2].tolist() == [2, 2, 3, 2, 2]
 

@@ -449,7 +449,7 @@ SWAPS = {4: 1, 9: 2, 10: 3}  # token number -> seed of the weights that arrive b
 
 
 def swapping(sampler: TorchEngine):
-    """Return a `between_tokens` callback that loads other weights in the calls of `SWAPS`."""
+    """Return a `between_tokens` callback that loads other weights before the tokens in `SWAPS`."""
     calls = 0
 
     def between_tokens() -> None:
@@ -488,7 +488,7 @@ def test_recomputing_every_token_has_the_log_prob_of_its_own_version(monkeypatch
 
 
 def replayed(prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
-    """Return the log-probs of a response, token by token, through the weights of `SWAPS`.
+    """Return a response's log-probs, computed token by token with the weights that `SWAPS` loads.
 
     Use one cache that is never rebuilt, and a plain softmax in float64.
     """

@@ -57,7 +57,8 @@ def test_torn_weights_and_weights_with_a_gap_are_refused():
 
 def test_the_cache_holds_whole_blocks_of_every_row():
     shape = CacheShape(layers=4, heads=2, head_dim=32, itemsize=4)
-    # 33 tokens need two blocks of 32. vLLM takes two more blocks. A token stores keys and values.
+    # The 33 tokens of a row need two blocks of 32. vLLM takes two more blocks for all rows
+    # together. Each token stores keys and values.
     assert shape.bytes(rows=3, tokens=33) == (3 * 2 + 2) * 32 * (2 * 4 * 2 * 32 * 4)
 
 

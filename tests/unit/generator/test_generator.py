@@ -38,7 +38,7 @@ def config_of(**values: Any) -> GRPOConfig:
     for name, value in values.items():
         data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
     if "reward" in data["task"]:
-        del data["task"]["match"]  # only the task's built-in reward reads it
+        del data["task"]["match"]  # only the task's built-in reward reads `match`
     return GRPOConfig.from_dict(data)
 
 
@@ -233,7 +233,7 @@ def test_deposits_are_taken_in_before_the_next_token_and_told(weight_update: str
     def deposit_before_some() -> None:
         nonlocal calls
         if calls in (5, 9):
-            # Deposit from another thread, as the actor does. Of two deposits, the newer counts.
+            # Deposit from another thread, as the actor does. Of two deposits, the newer one counts.
             for version in {5: (1,), 9: (2, 3)}[calls]:
                 thread = Thread(target=generator.deposit, args=(version,))
                 thread.start()
@@ -450,7 +450,7 @@ def test_colocated_is_both_roles_with_weights_of_its_own_for_sampling() -> None:
     assert (updated.version, updated.round) == (1, 1)
     assert updated.steps[0].ratio_max == pytest.approx(1.0, abs=1e-5)
 
-    # Until the next load, the worker samples with its present weights.
+    # Until the next load, the worker samples with the weights from before the update.
     again = worker.generate(requests_of(config, "train", range(4)))
     assert all(
         a.response_ids.equal(b.response_ids) for a, b in zip(unit.groups, again.groups, strict=True)

@@ -82,7 +82,8 @@ def test_values_converge_to_the_exact_ones() -> None:
         after = torch.tensor([VALUE_AFTER_A, VALUE_AFTER_B])[group.response_ids[:, 0] - 2]
         exact = torch.stack((torch.full((8,), VALUE_OF_PROMPT), after), dim=1)
         errors.append((values - exact).abs().max())
-        # The standard deviation is at most 1/2, and 4 standard errors cover 9 values.
+        # One completion has a standard deviation of at most 1/2. A bound of 4 standard errors is
+        # wide enough for 9 values.
         assert errors[-1] < 4 * 0.5 / math.sqrt(samples)
         rewards = (group.response_ids[:, 1] == 3).float()
         advantages = vine(rewards, values, group.response_mask)
@@ -187,7 +188,7 @@ def test_a_stop_string_may_begin_before_the_state() -> None:
     (group,) = engine.generate([request], lambda: None)
     assert group.response_ids.tolist() == [[3]]
     assert group.finished.tolist() == [True]
-    # Without `state`, the prompt is not part of the response, so no string is completed.
+    # Without `state`, the prompt is not part of the response, so no stop string is completed.
     (group,) = engine.generate([replace(request, state=None)], lambda: None)
     assert group.response_ids.tolist() == [[3, 3, 3, 3]]
 

@@ -127,7 +127,7 @@ def test_a_body_of_its_own_leaves_the_gradient_of_the_policy_alone(policy_path: 
         weights.append(pair.weights())
     own, own_later, slow, slow_later, shared, shared_later = weights
     assert equal(own, slow)
-    # The first values are 0, and a head of zeros sends no gradient to the body.
+    # The critic's first values are 0, and a head of zeros sends no gradient to the body.
     assert distance(own, shared) < 1e-6
     assert not equal(own_later, slow_later)  # the advantages differ
     assert distance(own_later, shared_later) > 1e-4
@@ -176,7 +176,7 @@ def test_a_critic_begins_anew_where_the_state_has_none(policy_path: str) -> None
     assert equal(pair.weights(), plain.weights())
     assert not pair.learner._state.critic.parameters["critic/head.weight"].any()
     assert pair.learner.update([pair.rollouts()]).critic.value_mean == 0
-    # In the other direction, the saved critic is ignored.
+    # A learner without a critic ignores the saved critic.
     plain.learner.load_state(pair.learner.state())
     assert equal(plain.weights(), pair.weights())
 

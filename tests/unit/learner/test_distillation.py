@@ -176,7 +176,7 @@ def test_a_step_minimises_reward_and_reverse_kl_together(policy_path, teacher_pa
     mask, behaviour = batch.response_mask, batch.behaviour_log_probs
     rewards = torch.cat([group.rewards - group.rewards.mean() for group in groups])
     advantages = rewards.unsqueeze(1) + 0.5 * (teacher - behaviour)
-    # At lag 0 the policy is the sampler.
+    # At lag 0, the policy is the one that sampled.
     expected = -(advantages * behaviour)[mask].mean()
 
     updated = learner.update([groups])

@@ -52,7 +52,7 @@ def test_no_group_is_drawn_twice_before_every_group_is_drawn_once(responses: int
 
 
 def every_draw(groups: int, size: int, responses: int) -> set[bytes]:
-    """Return every mask in which the shares of the groups differ by at most one."""
+    """Return every mask in which the numbers of drawn rows per group differ by at most one."""
     found = set()
     for places in combinations(range(groups * size), responses):
         mask = np.zeros(groups * size, dtype=bool)
@@ -122,7 +122,8 @@ def test_watched_rows_of_all_batches_share_one_pass() -> None:
 
 
 def test_estimate_by_hand() -> None:
-    # Mean 2 of 4 responses: a sum of 8. The variance of 1 and 3 is 2, and half are watched.
+    # The mean is 2, so the estimated sum of 4 responses is 8. The variance of 1 and 3 is 2, and
+    # half of the responses are measured.
     half = estimate(torch.tensor([1.0, 3.0]), responses=4, divisor=5.0, known=10.0)
     assert half == pytest.approx((18 / 5, 4 / 5 * math.sqrt(0.5 * 2 / 2)))
     assert estimate(torch.tensor([1.0, 3.0, 5.0]), 3, 3) == (3.0, 0.0)
@@ -149,7 +150,8 @@ def four_rows(watched: Tensor | None) -> tuple[Tensor, BatchWithLogProbs]:
 
 
 def test_drift_and_nll_by_hand() -> None:
-    # KL to the reference (k1): 3, 1, 1 and nothing. NLL of the reference: 13 nats for 5 tokens.
+    # The KL to the reference (k1) is 3, 1 and 1 nats, and the last row is empty. The NLL under the
+    # reference is 13 nats for 5 tokens.
     policy, batch = four_rows(None)
     assert drift([policy], [batch])["reference"].k1 == pytest.approx(5 / 3)
     assert drift([policy], [batch])["reference"].k1_se == 0.0
@@ -165,8 +167,8 @@ def test_drift_and_nll_by_hand() -> None:
     k3 = torch.tensor([math.exp(-1) + math.exp(-2) + 1, math.exp(-1)], dtype=torch.float64)
     se = 4 / 3 * math.sqrt(0.5 * float(k3.var()) / 2)
     assert (reference.k3, reference.k3_se) == pytest.approx((4 / 3 * float(k3.mean()), se))
-    # NLL of the sampler: 8 nats. The reference adds 2 and 0 nats to the two watched responses, so
-    # it adds an estimated 4 nats to all four responses.
+    # The NLL under the sampler is 8 nats. The reference adds 2 and 0 nats for the two watched
+    # responses, so it adds an estimated 4 nats for all four responses.
     nll = reference_nll([batch])
     assert nll == pytest.approx((12 / 5, 4 / 5 * math.sqrt(0.5 * 2 / 2)))
 
@@ -182,7 +184,7 @@ def test_kl_before_a_step_covers_all_its_rows_where_no_pass_is_needed() -> None:
 
 @pytest.mark.slow
 def test_estimates_of_many_rounds_agree_with_the_full_pass() -> None:
-    """Simulate 500 rounds whose KL is skewed and alike within a group, as in training."""
+    """Simulate 500 rounds whose KL is skewed, and similar within a group, as in training."""
     rng = np.random.default_rng(0)
     within, errors = 0, []
     for round_ in range(500):

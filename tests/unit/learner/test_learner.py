@@ -115,7 +115,7 @@ def test_warm_up_runs_a_microbatch_as_long_as_any_of_a_round(
     )
     pair.learner.warm_up(prompt_tokens=7)
     (batch,) = seen
-    # Seven tokens plus ten, without the last one, which predicts nothing.
+    # Seven prompt tokens and ten response tokens, without the last one, which predicts nothing.
     assert batch.input_ids.shape == (5, 16)
     assert batch.response_mask.sum(dim=1).tolist() == [10] * 5
 
@@ -248,7 +248,7 @@ def collated(learner: Learner, groups: Sequence[RolloutGroup]) -> TrainBatch:
 
 
 def row_keys(batches: Sequence[TrainBatch]) -> list[tuple[int, ...]]:
-    """Return the sampled tokens of each row, without padding, in sorted order."""
+    """Return the rows in sorted order, each as its sampled tokens without padding."""
     return sorted(
         tuple(batch.target_ids[b][batch.response_mask[b]].tolist())
         for batch in batches
@@ -293,7 +293,7 @@ def test_minibatches_use_every_row_once_an_epoch(
     groups = pair.rollouts()
     seen = seen_batches(pair.learner, monkeypatch)
     assert len(pair.learner.update([groups]).steps) == 6
-    # 4 groups of 3 rows in 3 parts; groups stay whole.
+    # 4 groups of 3 rows are divided into 3 parts. Groups stay whole.
     assert sorted(batch.num_rows for batch in seen[:3]) == [3, 3, 6]
     everything = row_keys([collated(pair.learner, groups)])
     assert row_keys(seen[:3]) == row_keys(seen[3:]) == everything
@@ -455,7 +455,7 @@ def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
     batch = collated(pair.learner, stale)
     mask, behaviour = batch.response_mask, batch.behaviour_log_probs
     policy = pair.learner._log_probs.without_gradient(pair.learner.policy, batch)
-    # The first step uses the policy from before the round, so with a cap every ratio is 1.
+    # With a cap, the old policy is the policy from before the round, so the first step has ratio 1.
     old = behaviour if cap is None else policy
     expected, clipped = compute_objective(
         policy,
@@ -579,7 +579,8 @@ def test_a_users_loss_and_advantage_are_what_a_step_minimises(
     groups = pair.rollouts()
     before = pair.weights()
     updated = pair.learner.update([groups])
-    # With fresh rollouts, log π is the recorded log-prob. Average per response, then overall.
+    # With fresh rollouts, log π is the recorded log-prob. The loss
+    # averages over the tokens of each response, and then over the responses.
     rewards = torch.stack([group.rewards for group in groups])
     means = torch.stack(
         [
@@ -621,7 +622,7 @@ def test_a_mistake_in_mid_run_names_the_function_in_one_line(
 
 
 def naive_log_probs(model: TransformerLM, groups: Sequence[RolloutGroup], config: GRPOConfig):
-    """Return the log-prob sum of each response, one response at a time, with a plain softmax."""
+    """Return each response's summed log-prob, computed for each one alone by a plain softmax."""
     sums = []
     for group in groups:
         for ids, mask in zip(group.response_ids, group.response_mask, strict=True):
@@ -903,7 +904,7 @@ def test_ratios_are_counted_in_their_bins(policy_path: str) -> None:
     assert [sum(step.ratio_counts) for step in steps] == [tokens] * 3
     middle = len(RATIO_EDGES) // 2 - 1
     assert RATIO_EDGES[middle] < 1 < RATIO_EDGES[middle + 1]
-    assert steps[0].ratio_counts[middle] == tokens  # under the policy that sampled
+    assert steps[0].ratio_counts[middle] == tokens  # the policy is the one that sampled
     assert steps[2].ratio_counts[middle] < tokens
 
 
@@ -912,7 +913,7 @@ def test_stale_rollouts_have_a_smaller_effective_sample_size(policy_path: str) -
     pair.sync()
     stale = pair.rollouts()
     fresh, moved = pair.learner.update([pair.rollouts()]).steps
-    assert fresh.ess_fraction == pytest.approx(1.0, abs=1e-6)  # under the policy that sampled
+    assert fresh.ess_fraction == pytest.approx(1.0, abs=1e-6)  # the policy is the one that sampled
     assert moved.ess_fraction < 1
     policy = naive_log_probs(pair.learner.policy, stale, pair.config)
     sampled = torch.cat([g.behaviour_log_probs.double().sum(dim=1) for g in stale])
@@ -938,7 +939,7 @@ def moved(policy_path: str, **loss: Any) -> Pair:
 
 
 def sampled_kl(pair: Pair, groups: Sequence[RolloutGroup]) -> Tensor:
-    """Return Σ log b − log π_ref of each response, (groups, G)."""
+    """Return Σ (log b − log π_ref) for each response, (groups, G)."""
     annotated = pair.learner.reference.annotate(groups)
     return torch.stack(
         [(g.behaviour_log_probs - g.reference_log_probs).sum(dim=1) for g in annotated]
@@ -968,7 +969,7 @@ def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
 ) -> None:
     steering = {"kl_coef": 0.5, "kl_in": kl_in, "kl_target": 1e-3, "kl_gain": 0.5}
     pair = moved(policy_path, **steering)
-    # The first round samples with the reference: the KL is 0, and its error is clipped to a fifth.
+    # The reference samples the first round, so the KL is 0. Its error is clipped to a fifth.
     groups = pair.rollouts()
     assert float(sampled_kl(pair, groups).mean()) > 2e-3
     updated = pair.learner.update([groups])
@@ -1088,11 +1089,11 @@ def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -
     pair = Pair(policy_path, k=2)
     pair.sync()
     groups = pair.rollouts()
-    # One token of the best response and one of the worst response had probability e^-100.
+    # One token of the best response and one of the worst are recorded as e^-100 times as likely.
     unlikely = groups[0].behaviour_log_probs.clone()
     for row in (groups[0].rewards.argmax(), groups[0].rewards.argmin()):
         unlikely[row, 0] -= 100
-    # than the learner, which handles tokens of its current version differently
+    # not the learner's current version, because the learner handles its own tokens differently
     older = groups[0].token_versions - 1
     spoilt = with_first(groups, behaviour_log_probs=unlikely, token_versions=older)
     updated = pair.learner.update([spoilt])
@@ -1207,7 +1208,8 @@ def test_restored_learner_goes_on_bit_for_bit(policy_path: str) -> None:
 
 @pytest.mark.slow
 def test_learner_that_takes_anothers_state_keeps_its_own_settings(policy_path: str) -> None:
-    # In population based training, a trial continues a better one's checkpoint with another lr.
+    # In population based training, a trial continues from a better trial's checkpoint, with its own
+    # settings.
     donor = Pair(policy_path)
     donor.sync()
     donor.learner.update([donor.rollouts()])

@@ -13,7 +13,7 @@ from grpo_trainable.protocol.rollout import TrainBatch
 
 
 def batch_of(lengths: list[int]) -> TrainBatch:
-    """Return rows of these lengths. A length counts prompt and response, but not the last token."""
+    """Return rows of these lengths: tokens of prompt and response, without the last token."""
     shape = (len(lengths), max(lengths))
     mask = torch.zeros(shape, dtype=torch.bool)
     for row, length in enumerate(lengths):

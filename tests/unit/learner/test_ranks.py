@@ -130,7 +130,7 @@ def test_gradients_travel_in_messages_of_a_bounded_size(monkeypatch: pytest.Monk
         parameter.grad = torch.zeros_like(parameter)
     group = Counting()
     Replicas(group).sum_gradients(parameters)
-    # flags of parameters with a gradient, then 40 bytes, 4, 80 and 8
+    # flags of the parameters that have a gradient, then messages of 40, 4, 80 and 8 bytes
     assert group.sizes == [5, 10, 1, 20, 2]
 
 
@@ -301,7 +301,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(policy_path: st
     first, *others = a_round()
     spoiled = first.behaviour_log_probs.clone()
     spoiled[1, 0] = torch.nan  # the shortest response, in one microbatch of one rank
-    # than the learner, which handles tokens of its current version differently
+    # not the learner's current version, because the learner handles its own tokens differently
     older = first.token_versions - 1
     groups = [replace(first, behaviour_log_probs=spoiled, token_versions=older), *others]
     for (updated,), learner in trained(config, 3, rounds=(groups,)):

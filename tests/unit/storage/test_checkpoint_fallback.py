@@ -18,7 +18,7 @@ from callbacks.checkpoints import CheckpointCallback
 from grpo_trainable.storage.checkpointing import MANIFEST, CheckpointError, part_file
 from grpo_trainable.storage.trial_storage import TrialStorage, checkpoint_at
 
-pytestmark = pytest.mark.slow  # whole experiment directories
+pytestmark = pytest.mark.slow  # these tests write whole experiment directories
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from callbacks import grpo_callbacks
 from callbacks import mirror as mirror_module
 from grpo_trainable.storage.checkpointing import UnreadableCheckpoint, part_file
 
-pytestmark = pytest.mark.slow  # whole experiment directories
+pytestmark = pytest.mark.slow  # these tests write whole experiment directories
 
 NUMBERS = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOSPC)
 

@@ -34,7 +34,7 @@ CONFIG = {
 
 
 def stored(**changed: Any) -> dict[str, np.ndarray]:
-    """Return the matrices of both layers. `changed` maps names to new shapes; None: no matrix."""
+    """Return the matrices of both layers. `changed` gives new shapes; None omits a matrix."""
     shapes: dict[str, Any] = {
         f"base_model.model.{layer}.lora_{x}.weight": shape
         for layer in LAYERS

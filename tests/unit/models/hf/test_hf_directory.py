@@ -95,7 +95,7 @@ def test_a_config_without_a_shape_is_refused(tmp_path: Path, config: dict[str, A
     [
         ({}, (EOS,)),
         ({"generation_config": {"eos_token_id": [FOX, EOS]}}, (FOX, EOS)),
-        # A list replaces the config's ids; the tokenizer's id is added.
+        # The ids in generation_config replace those in config. The tokenizer's id is added.
         ({"generation_config": {"eos_token_id": FOX}}, (FOX,)),
         (
             {
