@@ -22,7 +22,7 @@ ONE_AT_A_TIME = threading.Lock()  # transformers cannot load two models at once
 
 
 class ThreadGroup:
-    """A rank that sums with other threads of its process, in the order of the ranks."""
+    """A rank that is a thread. It adds up the tensors of all threads in the order of the ranks."""
 
     def __init__(self, rank: int, size: int, slots: list[Tensor], barrier: threading.Barrier):
         self.rank, self.size = rank, size

@@ -122,7 +122,8 @@ def test_same_seed_same_weights_whatever_torch_has_drawn_before():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "count"),
-    # The embedding, 4 D² + 3 D F for matrices and 2 D for norms per layer, and the last norm.
+    # The counts add up the embedding, the layers and the last norm. Each layer has 4 D² + 3 D F
+    # for matrices and 2 D for norms.
     [
         ("tiny", 2048 * 128 + 4 * (4 * 128**2 + 3 * 128 * 344 + 2 * 128) + 128),
         ("small", 4096 * 256 + 4 * (4 * 256**2 + 3 * 256 * 688 + 2 * 256) + 256),

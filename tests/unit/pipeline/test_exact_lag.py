@@ -1,4 +1,4 @@
-"""With `lag_mode=exact`, groups wait until they are exactly `lag` rounds old, on any actors."""
+"""With `lag_mode=exact`, groups wait until they are exactly `lag` rounds old, on any placement."""
 
 from __future__ import annotations
 

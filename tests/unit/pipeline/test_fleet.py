@@ -1,4 +1,4 @@
-"""Generators that are lost when no machine has room for others, in virtual time."""
+"""Generators that are lost while no machine has room for replacements, in virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config_of(**values: Any) -> GRPOConfig:
 
 
 def die_in_rollout(*deaths: tuple[str, int]) -> Any:
-    """Make each (generator, n) die in its n-th chunk, which is counted across replacements."""
+    """Make each named generator die in its n-th chunk. Chunks are counted across replacements."""
     return lambda name, stage, n: stage == "rollout" and (name, n) in deaths
 
 
@@ -142,7 +142,7 @@ def test_one_that_joins_evaluates_with_one_version(weight_update: str) -> None:
         eval={"every": 1, "prompts": 2},
         resources={"num_generators": 1},
     )
-    # in ticks: the first start, its replacement's start, newer weights
+    # Ticks of each load: at the first start, at the replacement's start, and of newer weights.
     starting = iter([2, 40, 28])
 
     def durations(name: str, stage: str) -> float:

@@ -139,7 +139,7 @@ def by_hand(
 
 
 def test_what_is_left_out_is_drawn_anew_once_all_others_are_back() -> None:
-    """Use three prompts a batch and two batches a round; 1, 2 and 7 have equal rewards."""
+    """Use three prompts a batch, two batches a round. Prompts 1, 2 and 7 have equal rewards."""
     ledger = Ledger(resampling(prompts=3, chunk=2, batches=2))
     chunks = take(ledger, 4)
     assert asked(chunks) == [(0, 1), (2,), (3, 4), (5,)]
@@ -168,7 +168,8 @@ def test_with_a_lag_a_round_takes_what_was_drawn_for_the_next() -> None:
     first, second, third, fourth = take(ledger, 4)
     ledger.settle(first, [0])
     ledger.settle(second, [2])
-    # At the end of the second round, 1 and 3 are missing, and their replacements fill a chunk.
+    # Prompts 1 and 3 are left out. Their replacements are drawn at the end of the second round,
+    # because they fill a chunk there.
     assert ledger.due_round == 1
     assert not ledger.complete(0)
     ledger.settle(third, [4, 5])

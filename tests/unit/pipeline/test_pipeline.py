@@ -175,7 +175,7 @@ def assert_evaluated(w: VirtualTrial) -> None:
 
 
 def held_out_prompts(w: VirtualTrial) -> dict[int, list[int]]:
-    """Return the prompts of each evaluation, by the round of the weights."""
+    """Return the prompts of each evaluation, by the round of the evaluated weights."""
     seen: dict[int, list[int]] = {}
     for call in of_stream(w, "eval"):
         seen.setdefault(call.weights_round, []).extend(call.prompt_indices)
@@ -212,7 +212,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     scored = [index for index in all_prompts(config) if not fails("train", index)]
     assert trained_prompts(w) == scored
     assert not used_after_release(w)
-    # A batch is left out when all its groups failed, and a round is skipped without batches.
+    # A batch is left out when all its groups failed, and a round without batches is skipped.
     left = rollout_batches(config, scored)
     assert [call.prompt_indices for call in w.trained] == left
     skipped = sum(not batches for batches in left)
@@ -220,7 +220,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     assert report.metrics["version/learner"] == sum(map(len, left)) * steps_a_batch(config)
 
     # Each prompt is requested once, and no prompt is requested for rounds after the last one.
-    # VirtualRequests would raise an error.
+    # Otherwise, VirtualRequests would have raised an error.
     asked = [index for stream, index in w.requests.asked if stream == "train"]
     assert asked == all_prompts(config)
     assert_evaluated(w)
@@ -266,10 +266,10 @@ def test_every_generator_samples_in_every_synchronous_round_by_default(
     )
     w = virtual_trial(config)
     w.run(3)
-    # This includes the first round, which begins when all generators have evaluated.
+    # This holds even in the first round, which begins when all generators have evaluated.
     calls = Counter((call.actor, call.weights_round) for call in of_stream(w, "train"))
     assert calls.keys() == {(f"generator-{i}", r) for i in range(generators) for r in range(3)}
-    assert len(set(calls.values())) == 1  # all have the same number of chunks
+    assert len(set(calls.values())) == 1  # all generators have the same number of chunks
     assert trained_prompts(w) == all_prompts(config)
 
 
@@ -307,7 +307,7 @@ def history(*trials: VirtualTrial) -> list[tuple]:
 def test_numbers_of_environments_are_logged_from_their_first_round_on_also_after_a_resume(
     monkeypatch: pytest.MonkeyPatch, stopped_after: int
 ) -> None:
-    """Prompts of round 1 report calls, and the first prompt of round 2 reports an error too."""
+    """Prompts of round 1 report `calls`, and the first prompt of round 2 reports `errors`."""
     config = config_of(rounds=4)
     prompts = schedule.prompts_per_round(config)
 
@@ -366,10 +366,11 @@ def test_restored_run_goes_on_where_the_other_stopped(
 
     first = new_trial(seed)
     rows = first.run(rounds_before)
-    # As stored in a checkpoint.
+    # The state as a checkpoint stores it.
     state = json.loads(json.dumps(first.pipeline.state()))
     if data.draw(st.booleans(), label="written by an earlier version"):
-        # An earlier version lacked these keys. A still earlier one allowed only one value of each.
+        # An earlier version lacked these keys. A still earlier one had two of them, each with its
+        # only value.
         for key in ("zero_advantage", "oversample", "redraws"):
             del state["work"]["rollout"][key]
         del state["work"]["pools"], state["drawn_lengths"]
@@ -401,7 +402,7 @@ def test_restored_run_goes_on_where_the_other_stopped(
 
 
 class Later:
-    """A request to stop that is made after a number of looks, or before the gradient steps."""
+    """A request to stop, which a trial finds after `looks` looks or before the gradient steps."""
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
@@ -416,7 +417,7 @@ class Later:
 
 
 def run_abandoned_round(w: VirtualTrial, request: Later) -> None:
-    """Run a round that `request` abandons."""
+    """Run a round that is abandoned because of `request`."""
     rounds, wait = StoppableRounds(request, w.runtime.now), w.runtime.wait
 
     def look_and_wait(calls: Any, timeout_s: float) -> Any:
@@ -500,7 +501,7 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     last = rows[-1]
     assert last["count/trained"] == len(trained)
     assert last["count/waiting"] == last["count/in_flight"] == 0
-    # That trial can be continued as well.
+    # The continued trial can be continued again.
     third = virtual_trial(replace(other, rounds=other.rounds + 1))
     third.requests.limit = 10**6
     third.learners.load_state(second.learners.state())
@@ -608,7 +609,7 @@ def replaying(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GR
     try:
         return GRPOConfig.from_dict(data)
     except ConfigError:
-        assume(False)  # mixed sampling whose draws contain only fresh groups
+        assume(False)  # rejected: mixed sampling whose draws contain only fresh groups
         raise
 
 
@@ -623,7 +624,7 @@ def test_settings_that_only_training_reads_keep_what_was_sampled() -> None:
     first = virtual_trial(config)
     first.run(2)
     state = json.loads(json.dumps(first.pipeline.state()))
-    for key in ("rollout.overlong", "task.length_penalty"):  # written before these keys existed
+    for key in ("rollout.overlong", "task.length_penalty"):  # as before these keys existed
         section, _, name = key.partition(".")
         del state["work"][section][name]
     second = virtual_trial(other)
@@ -761,7 +762,7 @@ def test_replay_trains_every_fresh_group_by_default(capacity: int, lag: int, sam
 
 
 def test_a_draw_of_one_batch_leaves_fresh_groups_out() -> None:
-    """Half of a batch of four is older, so two of the four fresh groups become too old."""
+    """Half of the four drawn groups are older, so two of the four fresh groups become too old."""
     config = config_of(
         rounds=8, buffer_capacity=2, buffer={"sample_batches": 1}, rollout={"prompts": 4}
     )
@@ -799,7 +800,7 @@ def test_a_round_takes_as_long_as_its_slower_side_at_lag_1() -> None:
     )
     ends = [report.end for report in w.run(10)]
     seconds = [after - before for before, after in pairwise(ends[2:-1])]
-    # One second of sampling, and the tick in which the generator loads the weights.
+    # A round takes one second of sampling, and the tick in which the generator loads weights.
     assert seconds == [65 / 64] * len(seconds)
 
 
@@ -827,7 +828,7 @@ def test_every_row_tells_the_rewards_of_the_groups_it_trained_on() -> None:
         config_of(lag=2, rounds=5), durations=constant_durations(rollout=1, optimize=64)
     )
     for report in w.run(5):
-        # The fake's answer reward is its reward, in double precision.
+        # The fake actor's answer reward equals its reward, but in double precision.
         answer = report.metrics["reward/answer_mean"]
         assert answer == pytest.approx(report.metrics["reward/train_mean"], abs=1e-6)
         assert 0 < report.metrics["reward/format_mean"] < 1
@@ -920,7 +921,7 @@ def test_actor_that_never_answers_is_named_with_its_stage(actor: str, stage: str
         # A second generator would take over the held-out prompts.
         resources={"deadline_s": 30.0, "num_generators": 1 if stage == "eval" else 2},
     )
-    # Its replacements never answer either.
+    # The actor's replacements never answer either.
     w = virtual_trial(config, hangs=lambda name, at, n: (name, at) == (actor, stage) and n >= 2)
     with pytest.raises(ActorFailed) as failure:
         w.run(config.rounds)
@@ -1098,7 +1099,8 @@ def test_every_prompt_scored_is_no_note() -> None:
 
 
 def test_evaluation_above_the_error_rate_ends_the_trial() -> None:
-    # 2 responses to each of 6 prompts: 4 of 64 responses to 32 prompts are over a twentieth.
+    # Two prompts with 2 responses each fail. These 4 responses are over a twentieth of the 64
+    # responses to 32 prompts.
     config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.05})
     w = virtual_trial(config, reward_fails=some_held_out_fail(2, 5))
     with pytest.raises(
@@ -1262,7 +1264,7 @@ def some_die(config: GRPOConfig, seed: int, share: float) -> Callable[[str, str,
 
     A generator dies at most three times in a row, once in each stage.
     """
-    # With a user's reward there are four stages.
+    # With a user's reward there are four stages, so no generator dies in one of them.
     spared = ("rollout", "reward")[seed % 2] if config.task.reward == SCORED_APART else ""
 
     def dies(actor: str, stage: str, n: int) -> bool:

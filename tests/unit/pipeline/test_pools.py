@@ -1,4 +1,4 @@
-"""Difficulty pools: the example of each prompt, and identical draws in a resumed run."""
+"""Difficulty pools: the example that each prompt draws, and identical draws in a resumed run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pools_of(size: int, **settings: Any) -> DifficultyPools:
 
 
 def settled(pools: DifficultyPools, answers: dict[int, float | None]) -> dict[str, float]:
-    """Pick all examples, and settle them. `answers` is keyed by *example*; None: reward failed."""
+    """Pick and settle all examples. `answers` maps *examples* to scores: None for a failed one."""
     by_example = dict(zip(pools.pick(range(len(answers))), range(len(answers)), strict=True))
     assert by_example.keys() == answers.keys(), "each was picked once"
     known = {by_example[e]: answer for e, answer in answers.items() if answer is not None}
@@ -75,7 +75,7 @@ def test_pools_by_hand() -> None:
 
 
 def test_the_pass_rate_runs_by_hand() -> None:
-    # One example: 1, then 0.75 · 1 + 0.25 · 0 = 0.75, then 0.75 · 0.75 + 0 = 0.5625.
+    # The pass rate of one example: 1, then 0.75 · 1 + 0.25 · 0 = 0.75, then 0.75 · 0.75 = 0.5625.
     pools = pools_of(1, memory=0.75, easy_above=0.74, hard_below=0.57)
     sizes = []
     for index, answer in enumerate((1.0, 0.0, 0.0)):

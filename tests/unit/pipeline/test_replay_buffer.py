@@ -27,7 +27,7 @@ def indices(taken: ReplaySample) -> list[int]:
 
 
 def third_round(sampling: str, fraction: float = 0.5, uses: Sequence[int] = (2, 2, 1, 1, 1, 1)):
-    """Return a buffer with three rounds of three groups: two trained on, and the third fresh."""
+    """Return a buffer of three rounds of three groups. Two rounds have been trained on."""
     buffer = ReplayBuffer(sampling, fraction)
     buffer.add(
         [one_token_group(c, round_=c // 3, uses=u) for c, u in zip(OLDER, uses, strict=True)]

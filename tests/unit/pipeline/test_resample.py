@@ -173,7 +173,7 @@ def test_length_of_what_was_drawn_includes_groups_that_are_not_trained_on() -> N
     lengths.add(scored([one_token_group(2)], []))
     restored = DrawnLengths(group_size=2)
     restored.load_state(json.loads(json.dumps(lengths.state())))
-    # 2, 9 and 2 tokens in six responses. Prompt 3 belongs to a later round.
+    # Prompts 0 to 2 have 2, 9 and 2 tokens, in six responses. Prompt 3 belongs to a later round.
     assert restored.take_metrics([0, 1, 2]) == {"response/drawn_length_mean": 13 / 6}
     assert restored.take_metrics([3]) == {"response/drawn_length_mean": 6.0}
     assert restored.take_metrics([4]) == {}
@@ -332,7 +332,7 @@ def expected_batches(
 def expected_trained(
     config: GRPOConfig, left_out: Callable[[int], bool]
 ) -> list[tuple[tuple[int, ...], ...]]:
-    """Return the rollout batches of each round without empty ones."""
+    """Return the rollout batches of each round, without the empty batches."""
     batches = [tuple(accepted) for _, accepted in expected_batches(config, left_out)]
     a_round = schedule.batches_per_round(config)
     rounds = [batches[i : i + a_round] for i in range(0, len(batches), a_round)]
@@ -441,7 +441,7 @@ def chunks_sampled(w: VirtualTrial) -> list[tuple[int, ...]]:
 def test_a_resumed_run_fills_the_batches_that_the_other_would_have(
     config: GRPOConfig, scale: dict[str, float], seed: int, share: float, data: st.DataObject
 ) -> None:
-    """Check runs at any lag, with two stops."""
+    """Check trials of any lag that are stopped and resumed twice."""
     equal = some_equal(seed, share)
     stops = sorted(data.draw(st.integers(0, config.rounds)) for _ in range(2))
     trials, reports, done = [], [], 0

@@ -39,7 +39,7 @@ def still_in(config: GRPOConfig, *rounds: int) -> VirtualTrial:
 
 
 def told(trial: VirtualTrial, rounds: int) -> list[int]:
-    """Return the rounds whose report has the note."""
+    """Return the rounds whose report notes that there is no signal."""
     return [
         report.round
         for report in trial.run(rounds)

@@ -25,7 +25,7 @@ def test_k_doubles_up_to_the_number_of_samples(samples, expected):
     [
         (5, 2, 1, 2 / 5),
         (5, 2, 2, 7 / 10),  # 1 - 3/10: three of the ten pairs contain no correct response
-        (5, 2, 4, 1.0),  # only three are wrong
+        (5, 2, 4, 1.0),  # only three responses are wrong
         (5, 0, 3, 0.0),
         (5, 5, 1, 1.0),
         (200, 1, 100, 0.5),
@@ -49,7 +49,7 @@ def test_pass_at_k_is_exact_for_thousands_of_samples():
         (0, [], 3, 3, 0.0),  # no votes
         (0, [], 3, 1, 0.0),
         (1, [], 3, 4, 1.0),
-        (3, [1, 1], 0, 1, 3 / 5),  # one vote decides
+        (3, [1, 1], 0, 1, 3 / 5),  # with k = 1, one vote decides
         # Two of three pairs contain the correct answer and another one: a tie.
         (1, [1, 1], 0, 2, 2 / 3 * 1 / 2),
         # Of six pairs, one has two correct answers, four are ties, and one has two wrong answers.

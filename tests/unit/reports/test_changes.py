@@ -51,7 +51,7 @@ def few_are_enough(monkeypatch):
 def write_ends(
     experiment, before, after, arm="colocated_k1", seed=0, *, tokens=(20, 20), **metrics
 ):
-    """Write a trial of two rounds with held-out responses, tokens and metrics at both ends."""
+    """Write a trial of two rounds: held-out responses, tokens and metrics at its start and end."""
     rows = [
         row(n, eval__round=2.0 * (n > 1), **{name: ends[n - 1] for name, ends in metrics.items()})
         for n in (1, 2)
@@ -90,8 +90,8 @@ def test_ngrams_are_every_run_of_words():
 @pytest.mark.parametrize(
     ("text", "share"),
     [
-        ("a b c d e f g", 0.0),  # abcd bcde cdef defg
-        ("a b c d a b c d", 0.2),  # abcd bcda cdab dabc abcd: 4 of 5 are distinct
+        ("a b c d e f g", 0.0),  # the 4-grams abcd bcde cdef defg
+        ("a b c d a b c d", 0.2),  # of abcd bcda cdab dabc abcd, 4 of 5 are distinct
         ("A b. C d, a B c D", 0.2),
         ("go go go go go go", 2 / 3),  # the 4-gram gggg three times
         ("a b c d", 0.0),
@@ -115,7 +115,7 @@ def test_responses_are_measured_by_hand():
     before = [
         Response("a b c d a b c d", 10, True),
         Response("a b c", 4, False),
-        Response(" a  b\nc ", 4, True),  # the same except for white space
+        Response(" a  b\nc ", 4, True),  # the second text, except for white space
         Response("x y z w", 6, True),
     ]
     after = [Response("a b c", 3, True)]
@@ -154,7 +154,7 @@ def test_stories_of_one_plot_are_named_though_all_are_distinct():
     after = [Response(f"{name} dreamed about a {name}hat.", 6, True) for name in names]
     first, last = measure(before, after)
     assert first[COMMONEST.name] == 0.25
-    assert last[COMMONEST.name] == 1.0  # "dreamed about a"
+    assert last[COMMONEST.name] == 1.0  # all contain "dreamed about a"
     assert first[DISTINCT.name] == last[DISTINCT.name] == 1.0
 
 
@@ -218,7 +218,7 @@ def test_a_threshold_is_wider_if_few_responses_were_measured():
 
     assert change(29.0, 64).moved  # -27.5%
     assert change(29.0, 1000).threshold == 0.25
-    # For 16 responses the threshold is twice as wide.
+    # For 16 responses, the threshold is twice as wide as for many.
     assert change(29.0, 16).threshold == 0.5
     assert not change(29.0, 16).moved
     assert change(19.0, 16).moved

@@ -35,7 +35,7 @@ ROUNDS = 16
 def rows(
     rng: np.random.Generator, slower: float = 1.0, others: Sequence[float] = ()
 ) -> list[dict[str, Any]]:
-    """Return rounds of one second with 8 % scatter, in a run that drifts by 4 %."""
+    """Return rounds of about one second. Rounds scatter by 8 %, and whole runs by 4 %."""
     drift = slower * math.exp(rng.normal(0, 0.04))
     wall_clock_s = np.cumsum(drift * np.exp(rng.normal(0, 0.08, ROUNDS)))
     shares = [*others, *[0.01] * (ROUNDS - len(others))]
@@ -104,7 +104,7 @@ def test_a_disturbed_round_is_left_out_of_the_speed(tmp_path):
         experiments.row(n, time__wall_clock_s=seconds, time__disturbed_fraction=share)
         for n, (seconds, share) in enumerate(zip(at, shares, strict=True), start=1)
     ]
-    # One more clean round, so that four remain.
+    # Another clean round, so that four clean rounds remain.
     own.append(experiments.row(5, time__wall_clock_s=13.0, time__disturbed_fraction=0.0))
     found = one(tmp_path, own).pace
 
@@ -165,7 +165,7 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     base, other = f"{BASE}: 4 of 16 rounds, 30%", f"{OTHER}: 16 of 16 rounds, 40%"
 
     assert [cells[arm][4].endswith("*") for arm in loaded] == [True, True, False]
-    # relative to a disturbed baseline
+    # their speed-ups are relative to a disturbed baseline
     assert all(cells[arm][5].endswith("*") for arm in (OTHER, THIRD))
     words = " ".join(table(comparison).split())
     assert (
@@ -472,7 +472,7 @@ def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
     assert UNEQUAL in compare(record.trials).footnotes()
     assert UNEQUAL in told(record)
 
-    # A running trial still has fewer samples.
+    # A running trial has fewer samples only for now.
     record = write(tmp_path / "running", {BASE: [rows(rng)], OTHER: [rows(rng)[:8]]})
     assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
 
@@ -601,7 +601,7 @@ def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_
     assert again is not None
     assert again.rounds == ROUNDS
     seconds = {round(own, 6) for own in found.seconds}
-    assert {round(own, 6) for own in again.seconds} < seconds  # drawn with replacement
+    assert {round(own, 6) for own in again.seconds} < seconds  # rounds drawn with replacement
     equal = verdict(trials[OTHER], trials[BASE], 20, random.Random(0), swap=True)
     slowed = verdict(trials[THIRD], trials[BASE], 20, random.Random(0), swap=False)
     assert (equal["told_apart"], slowed["told_apart"]) == (False, True)

@@ -62,7 +62,7 @@ def test_rows_are_read_in_order_with_numbers_only(experiment):
 
 
 def test_settings_are_those_that_the_trial_used_on_its_own_machine(experiment, tmp_path):
-    """The config in Tune lacks defaults that depend on a model that is not here."""
+    """Tune's copy of the config lacks defaults that depend on a model on another machine."""
     (tmp_path / "lora").mkdir()
     lora = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     file = tmp_path / "lora" / "adapter_config.json"
@@ -438,7 +438,7 @@ def test_a_damaged_part_is_skipped_and_named(experiment):
 
 
 def test_parts_beyond_the_last_row_are_not_read(experiment):
-    # A killed trial may have written a round without its row.
+    # A killed trial may have written the parts of a round, but not its row.
     trial = write_trial(experiment, config(), [row(1)])
     write_part(trial, "rollouts", 1, [rollout(1, 1)])
     write_part(trial, "rollouts", 2, [rollout(2, 2)])

@@ -30,7 +30,7 @@ def root(tmp_path):
 
 
 def everything(directory):
-    """Return path -> content; for a link, the content is its target."""
+    """Return the content of each path. The content of a link is its target."""
     return {
         path: os.readlink(path) if path.is_symlink() else path.read_bytes()
         for path in directory.rglob("*")

@@ -101,8 +101,8 @@ def test_the_interval_within_two_runs_holds_for_few_and_large_rounds_too(rounds)
 
 
 def test_rounds_are_weighted_by_their_responses_and_repeats_are_equal():
-    arm = ([1.0, 3.0, 1.0, 3.0], [64.0, 192.0, 64.0, 192.0])  # 64 per second in every round
-    base = ([2.0] * 8, [64.0] * 8)  # 32 per second
+    arm = ([1.0, 3.0, 1.0, 3.0], [64.0, 192.0, 64.0, 192.0])  # 64 responses per second in every round
+    base = ([2.0] * 8, [64.0] * 8)  # 32 responses per second
     estimate = over_rounds(arm, base)
 
     assert estimate == over_rounds(arm, base)
@@ -118,7 +118,8 @@ def test_fewer_than_four_rounds_have_no_interval():
 
 
 def test_the_interval_within_two_runs_by_hand():
-    # Ten rounds of 64 responses: five batches of 1.8, 1.9, 2, 2.1 and 2.2 s, against 10 x 0.5 s.
+    # Ten rounds of 64 responses form five batches of 1.8, 1.9, 2, 2.1 and 2.2 s. The baseline has
+    # ten rounds of 0.5 s.
     # The shares of the 10 s minus the shares of the responses are -0.02, -0.01, 0, 0.01 and 0.02.
     # The variance is the sum of their squares, 0.001, times 5/4. It comes from one arm alone, so
     # there are 4 degrees of freedom, and t is 2.7764.
@@ -204,7 +205,8 @@ def test_a_difference_of_rewards_that_all_seeds_and_prompts_share_is_told_apart(
 
     assert estimate.low > 0.0
     assert spread is not None
-    # Between seeds: 0.02 from the seeds and 0.3 / sqrt(128) = 0.027 from the noise of the prompts.
+    # The means of the seeds scatter by 0.02, and by 0.3 / sqrt(128) = 0.027 because of the noise of
+    # the prompts.
     assert 0.01 < math.sqrt(spread.between) < 0.08
 
 
@@ -226,7 +228,7 @@ def test_seeds_needed_are_those_of_the_tables_for_a_paired_test():
 
 def test_no_number_of_seeds_tells_what_is_not_there_or_too_small():
     assert seeds_needed(0.0, Spread(1.0)) is None
-    assert seeds_needed(0.1, Spread(1.0)) is None  # about 800
+    assert seeds_needed(0.1, Spread(1.0)) is None  # about 800 seeds
     # more prompts would help, but seeds cannot
     assert seeds_needed(0.1, Spread(0.0, floor=0.01)) is None
 
@@ -239,7 +241,7 @@ def test_no_number_of_seeds_tells_what_is_not_there_or_too_small():
     [
         (0.5, 10, 0.2366, 0.7634),  # from tables of the score interval
         (0.1, 20, 0.0279, 0.3010),
-        (0.0, 10, 0.0, 0.2775),  # z² / (n + z²)
+        (0.0, 10, 0.0, 0.2775),  # high = z² / (n + z²)
         (1.0, 10, 0.7225, 1.0),
     ],
 )
@@ -279,7 +281,7 @@ def test_a_certain_share_still_has_an_interval():
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
 def test_the_interval_of_shares_holds_for_prompts_of_different_difficulty(rate):
-    # The rate of each prompt comes from a beta distribution, and four responses from each prompt.
+    # Each prompt draws its rate from a beta distribution, and has four responses.
     def holds(rng: np.random.Generator) -> bool:
         rates = rng.beta(2 * rate, 2 * (1 - rate), size=40)
         estimate = share_over_prompts(rng.binomial(4, rates) / 4, draws=4)

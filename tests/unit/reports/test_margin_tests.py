@@ -271,7 +271,7 @@ def test_two_seeds_are_no_look():
 
 @pytest.mark.slow
 def test_a_look_after_every_seed_is_wrong_in_one_of_20_experiments_and_fixed_tests_in_more():
-    """Simulate 150 experiments at the edge of the margin. benchmarks/verdicts.py has 40,000."""
+    """Simulate 150 experiments at the edge of the margin. benchmarks/verdicts.py runs 40,000."""
     rng = np.random.default_rng(42)
     wrong = {"anytime": 0, "fixed": 0}
     for differences in rng.normal(-1.0, 1.0, (150, 20)):

@@ -1,4 +1,4 @@
-"""Answers to the question of a space: the figures by hand."""
+"""Answers to the question of a search space, with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
     found = answered(directory)
     assert found is not None
     assert found.header[:3] == ("arm", "held-out reward", "against lag0")
-    # The seeds of lag0 have 0.8 and 0.6, so lag1 has 0.7 - 0.8 and 0.9 - 0.6.
+    # The seeds of lag0 have 0.8 and 0.6, so the differences of lag1 are 0.7 - 0.8 and
+    # 0.9 - 0.6.
     assert [row[:3] for row in found.rows()] == [
         ("lag0", "0.700 (0.600-0.800)", "+0.000"),
         ("lag1", "0.800 (0.700-0.900)", "+0.100 (-0.100 to +0.300)"),
@@ -145,7 +146,7 @@ def test_realised_lag_is_the_mean_over_rounds_beside_its_bound(tmp_path):
     assert found is not None
     own = found.arms["lag4"]
     assert (own["lag"], own["lag_of_bound"], own["lag_max"]) == ([2.5], [0.625], [4.0])
-    assert found.arms["lag0"]["lag_of_bound"] == [None]  # no bound to reach
+    assert found.arms["lag0"]["lag_of_bound"] == [None]  # lag0 has no bound to reach
 
 
 def test_uses_count_every_round_that_trained_on_a_group(tmp_path):
@@ -200,7 +201,7 @@ MEASURED = {
     "mean": 2.5,
     "median": 2.5,
     "max": 4.0,
-    "late": 4.0,  # an eighth of four rounds, but at least one
+    "late": 4.0,  # the last eighth of four rounds, but at least one round
 }
 
 

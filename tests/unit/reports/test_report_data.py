@@ -341,7 +341,7 @@ def test_every_two_arms_are_compared(own):
 
     named = [(pair["arm"], pair["over"]) for pair in data["every_pair"]]
     assert named == [("b", "a"), ("c", "a"), ("c", "b")]
-    for pair in data["every_pair"][:2]:  # the baseline is a
+    for pair in data["every_pair"][:2]:  # the baseline is arm a
         assert pair["figures"] == data["pairs"][pair["arm"]]
     assert data["every_pair"][2]["figures"]["speed_up"]["value"] == pytest.approx(1.0)
 
@@ -377,7 +377,7 @@ def test_every_quantity_that_may_change_is_documented():
 
 
 def header_and_cells(page: str, header: str) -> list[str]:
-    """Return the first cells of the table whose first header cell is `header`."""
+    """Return the first cell of every row in the table whose first header cell is `header`."""
     _, _, rest = page.partition(f"| {header} |")
     assert rest, f"no table begins with {header}"
     return first_cells(rest.partition("\n\n")[0].partition("\n")[2])

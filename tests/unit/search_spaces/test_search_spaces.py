@@ -1,4 +1,4 @@
-"""Every space resolves to valid trials, and Tune resolves its param_space to the same ones."""
+"""Every space resolves to valid trials, and Tune resolves its param_space to the same trials."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def trial_of(**settings: Any) -> VirtualTrial:
 
 
 def by_hand(trial: VirtualTrial) -> list[float]:
-    """Compute the share of each round from the prompts that the learner recorded."""
+    """Compute each round's share of interrupted responses from the prompts that it trained on."""
     shares = []
     for call in trial.trained:
         of_round = [interrupted(index, i) for index in all_prompt_indices(call) for i in range(2)]

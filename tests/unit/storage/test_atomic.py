@@ -50,7 +50,7 @@ def test_killed_at_any_point_the_content_is_the_old_or_the_new(tmp_path, durable
             break
         seen.append(path.read_bytes())
         assert {name[:6] for name in content_of(tmp_path)} <= {"file", ".file."}
-    # Open and rename; if durable, also open the directory after the rename.
+    # The events are: open, rename and, if durable, open the directory after the rename.
     assert seen == [b"old", b"old", *([b"new"] if durable else [])]
     assert path.read_bytes() == b"new"
 

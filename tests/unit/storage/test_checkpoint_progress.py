@@ -1,7 +1,7 @@
 """A learner that reads or writes a checkpoint is distinguished from one that hangs.
 
-A learner that cannot see the directory sends the content of its files. The clock moves only with
-the disk.
+A learner that cannot see the directory sends the content of its files. In these tests, the
+clock moves only while the disk works.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PIECE_BYTES = 4096  # the disk moves one piece per second
 
 
 class SlowDisk:
-    """A disk that moves `PIECE_BYTES` a second and blocks every mover until the clock has moved."""
+    """A disk that moves `PIECE_BYTES` a second. `move` returns when its bytes have been moved."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._credit = 0.0  # bytes that may move; negative when a mover waits
+        self._credit = 0.0  # bytes that may still move; negative while a thread waits
 
     def move(self, count: int) -> None:
         with self._changed:
@@ -49,7 +49,7 @@ class SlowDisk:
             self._changed.wait_for(lambda: self._credit >= 0)
 
     def work(self, seconds: float, is_done: Callable[[], bool]) -> None:
-        """Let time pass until a mover waits for the disk again or the work is done."""
+        """Let time pass until a thread waits for the disk again or the work is done."""
         with self._changed:
             self._credit += seconds * PIECE_BYTES
             self._changed.notify_all()
@@ -64,7 +64,7 @@ class SlowDisk:
 class ThreadCall:
     actor: ThreadActor
     stage: str
-    values: list[Any] = field(default_factory=list)  # the answer, when there is one
+    values: list[Any] = field(default_factory=list)  # holds the answer once there is one
 
 
 class ThreadActor:

@@ -305,8 +305,9 @@ def test_killed_at_any_point_of_writing_it_is_whole_or_not_there(tmp_path: Path)
         assert_equal(read_checkpoint(directory), trial(1))
         refuse_foreign_files(directory)
         shutil.rmtree(directory)
-    # Create the directory, remove an old manifest, create and remove the file that learners look
-    # for. Then, for each of five files: create, rename, open the directory to sync it.
+    # The events are: create the directory, remove an old manifest, create and remove the file that
+    # learners look for. Then, for each of five files: create it, rename it, open the directory to
+    # sync the directory.
     assert len(outcomes) == 4 + 5 * 3
     assert set(outcomes[:-1]) == {"checkpoint_000000"}
     # After a kill before the last sync, the manifest may or may not be there; here it is.
@@ -327,7 +328,7 @@ def test_a_copy_that_was_cut_short_is_not_whole(tmp_path: Path, seed: int) -> No
     for name in names[:copied]:
         shutil.copyfile(tmp_path / "source" / name, copy / name)
     content = (tmp_path / "source" / names[copied]).read_bytes()
-    # At least one significant byte is missing: the manifest ends in a line feed.
+    # At least one byte is missing besides the final line feed of the manifest, which has no effect.
     (copy / names[copied]).write_bytes(content[: rng.randrange(len(content) - 1)])
     whole, _ = newest_whole(tmp_path) or (None, 0)
     assert whole == tmp_path / "checkpoint_000000"

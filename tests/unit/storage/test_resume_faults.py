@@ -47,7 +47,7 @@ class Faults:
             raise OSError(self.number, os.strerror(self.number), str(path))
 
     def each(self) -> Iterator[Faults]:
-        """Yield faults that make the first operation from each place in the code fail in turn."""
+        """Yield, for each place in the code, faults that make the first operation there fail."""
         assert len(self.places) > 20
         for operation, number in zip(self.places.values(), itertools.cycle(NUMBERS)):
             yield Faults(operation, number)
@@ -247,7 +247,7 @@ def run(trial: FakeTrial, hooks: list[Callback], rounds: range) -> None:
 
 
 def resume(trial: FakeTrial, last: int = 4) -> None:
-    """Restore, then train to a round, as a resumed command does."""
+    """Restore the trial, then train up to round `last`, as a resumed command does."""
     restored = Restored(trial)
     run(trial, hooks := callbacks(), range(restored.round + 1, last + 1))
     for hook in hooks:
@@ -291,7 +291,7 @@ def assert_whole(directory: Path, before: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_disk_that_fails_once_in_a_resume(written, tmp_path, monkeypatch, noted):
-    """An attempt continues, or is refused and changes no file; the next attempt continues."""
+    """The first attempt succeeds, or is refused and changes no file. The next one succeeds."""
     before, refused = contents(written), []
 
     def resume_with(faults: Faults) -> None:
@@ -367,7 +367,7 @@ def test_setting_aside_that_fails_in_the_middle_loses_nothing(
         except UnreadableCheckpoint:
             refused += 1
         after = sorted(contents(directory).values())
-        # A store copies before it removes.
+        # A store moves a file by copying and removing it, so both may be there.
         assert after == before if where == "disk" else set(after) == set(before)
         assert fails_at < 200
     assert restored.round == 0

@@ -23,7 +23,7 @@ from grpo_trainable.storage.tensor_files import (
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Return every dtype and unusual cases: scalars, no elements, names that JSON has to escape."""
+    """Return tensors of every dtype, and unusual ones: scalars, empty ones, names that JSON escapes."""
     numbers = torch.arange(24).view(2, 3, 4)
     return {
         **{f"of {code}": numbers.to(getattr(torch, dtype)) for code, dtype in DTYPES.items()},

@@ -1,4 +1,4 @@
-"""Valid values of a reward, and a scorer without a process."""
+"""Valid values of a reward, and a scorer without a separate process."""
 
 import pytest
 

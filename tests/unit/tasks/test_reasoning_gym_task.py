@@ -80,7 +80,7 @@ def test_an_example_follows_from_seed_and_index_and_seeds_differ():
 @pytest.mark.slow
 @needs_reasoning_gym
 def test_no_question_that_is_trained_on_is_held_out():
-    """There are only 200 different sums, so a random split would put nearly all on both sides."""
+    """There are only 200 different sums, so nearly all would be on both sides of a random split."""
     task = sums()
     trained = {task.train_example(i).ground_truth["question"] for i in range(500)}
     held_out = {example.ground_truth["question"] for example in task.eval_examples(100)}
