@@ -47,7 +47,7 @@ def test_a_reader_that_has_gone_gets_no_traceback(script):
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # with unbuffered output, argparse ignores the error
+        # with unbuffered output, argparse would ignore that the output is closed
         env={**os.environ, "PYTHONUNBUFFERED": ""},
     )
     assert process.stdout is not None

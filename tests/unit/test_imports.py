@@ -29,11 +29,11 @@ PACKAGES: dict[str, set[str]] = {
     "launch": {"grpo_trainable", "callbacks", "search_spaces", "reports", "tuning"},
 }
 
-# The rooms of grpo_trainable that a package may not import.
+# The rooms (subpackages or modules) of grpo_trainable that a package may not import.
 NOT_FOR = {"callbacks": {"learner", "generator"}, "search_spaces": {"learner", "generator"}}
 
 # The rooms of grpo_trainable, lowest first. Each may import the listed rooms and everything that
-# those may import, as docs/architecture.md shows. A `module:name` in a table is not an import.
+# those may import, as docs/architecture.md shows. A string `module:name` is not an import.
 FLOORS: dict[str, set[str]] = {
     "telemetry": set(),
     "algo": set(),
@@ -59,11 +59,11 @@ FLOORS: dict[str, set[str]] = {
     "trial": {"cluster"},
     "trainable": {"trial"},
     "rllib": {"trial"},
-    # The package provides names lazily; a test below checks what its import loads.
+    # The package loads its names lazily; a test below checks what its import loads.
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "storage", "cluster", "trial", "trainable", "rllib"}
-# Ray may move some names. Only this file may use them.
+# Ray may move its private and alpha names. Only this file may use them.
 RAY_PRIVATE = "grpo_trainable.storage.ray_private"
 UNSTABLE_RAY = re.compile(
     r"ray\.(air|experimental|tune\.execution|util\.collective|([\w.]+\.)?_(?!_))[\w.]*"

@@ -171,7 +171,7 @@ def test_a_missing_checkpoint_is_named(tmp_path):
 
 def test_details_travel_beside_the_row_and_are_not_saved(tmp_path):
     trainable = DetailedGRPO({})
-    row = pickle.loads(pickle.dumps(trainable.train()))  # as Ray sends it
+    row = pickle.loads(pickle.dumps(trainable.train()))  # Ray pickles a row
     assert row.keys() == trained(1).train().keys()
     found = details_of(row)
     assert found is not None

@@ -36,7 +36,7 @@ class FakeTrial:
         self.run_metadata = SimpleNamespace(checkpoint_manager=_CheckpointManager(None))
         self.status = "RUNNING"
         self.evaluated_params = {"arm": self.config["arm"]}
-        # Like Tune's, which has the id before the first report.
+        # Like the last result in Tune, which has the id even before the first report.
         self.last_result: dict[str, Any] = {"trial_id": self.trial_id}
         self.num_failures = self.max_failures = 0
         self.is_saving = False
@@ -140,7 +140,7 @@ def details(round_: int, **values: Any) -> RoundDetails:
 
 
 def gradient_steps(round_: int) -> dict[str, list[Any]]:
-    """Return two steps per round; the second is 0.5 nats away from the policy that sampled."""
+    """Return two steps per round. Before the second step, the policy has a KL of 0.5 nats."""
     kl = {f"kl_{other}{kind}_nats": [0.0, 0.5] for other in KL_TO for kind in ("", "_k3")}
     names = ("loss", "grad_norm", "entropy_nats", "clip_fraction", "ratio_max", "lr")
     critic = ("critic_loss", "critic_clip_fraction", "critic_grad_norm")

@@ -499,7 +499,7 @@ def test_a_users_callbacks_get_the_same_plain_row_before_and_after_ours(tmp_path
         before, after = ([first, *loggers], []) if place == "first" else ([], [*loggers, last])
         callbacks = [*before, *file_callbacks(), *after]
         start(callbacks, trial)
-        report(callbacks, trial, pickle.loads(pickle.dumps(detailed(1))))  # Ray pickles rows
+        report(callbacks, trial, pickle.loads(pickle.dumps(detailed(1))))  # Ray pickles a row
         for logger in loggers:
             logger.log_trial_end(trial)
     (row_before,), (row_after,) = first.rows, last.rows

@@ -391,7 +391,7 @@ def test_after_an_interrupt_the_handler_from_before_tune_comes_back(experiment, 
     assert signal.getsignal(signal.SIGINT) == experiment.callback._handle
     experiment.end()
     assert signal.getsignal(signal.SIGINT) == experiment._before_tune
-    assert store.forgotten == 2  # the requests in the store, before and after the experiment
+    assert store.forgotten == 2  # all requests, before and after the experiment
 
 
 def test_output_that_nobody_reads_does_not_keep_trials_from_stopping(experiment, store):

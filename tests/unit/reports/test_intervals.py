@@ -101,7 +101,7 @@ def test_the_interval_within_two_runs_holds_for_few_and_large_rounds_too(rounds)
 
 
 def test_rounds_are_weighted_by_their_responses_and_repeats_are_equal():
-    arm = ([1.0, 3.0, 1.0, 3.0], [64.0, 192.0, 64.0, 192.0])  # 64 responses per second in every round
+    arm = ([1.0, 3.0, 1.0, 3.0], [64.0, 192.0, 64.0, 192.0])  # 64 responses/s in every round
     base = ([2.0] * 8, [64.0] * 8)  # 32 responses per second
     estimate = over_rounds(arm, base)
 

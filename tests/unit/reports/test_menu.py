@@ -99,14 +99,15 @@ def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directo
 
 def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed(directory):
     # Differences: (0.2, 0), (-0.2, 0) and (0, 0). Means of the seeds: 0.1, -0.1 and 0, so the mean
-    # square of the seeds is 2 x 0.02 / 2 = 0.02. For the rest, it is 4 x 0.01 / 2 = 0.02.
+    # square of the seeds is 2 x 0.02 / 2 = 0.02. The rest has the mean square
+    # 4 x 0.01 / 2 = 0.02.
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
     row = by_arm(menu(directory))[OTHER]
 
     assert row.noise is not None
     assert row.noise.evaluation_share == pytest.approx(1.0)
-    assert row.noise.evaluation_sd == pytest.approx((0.02 / 2) ** 0.5)  # of a two-prompt mean
+    assert row.noise.evaluation_sd == pytest.approx((0.02 / 2) ** 0.5)  # of a mean over two prompts
     # Evaluations take 2.5 of 12.5 s: four times as many prompts cost 1.6 times as much per seed,
     # and divide the variance by 4.
     assert row.noise.relative_cost == pytest.approx(1.6 / 4)

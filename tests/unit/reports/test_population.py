@@ -17,7 +17,7 @@ LR = "optim.lr"
 
 
 def rows(settings: dict[str, Any], rounds: range, reward: float, **first: Any) -> list[dict]:
-    """Return rows with evaluations in even rounds. `first` has more entries for the first row."""
+    """Return rows with evaluations in even rounds. `first` adds entries to the first row."""
     found = [
         row(
             n,

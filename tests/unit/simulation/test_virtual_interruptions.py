@@ -49,7 +49,8 @@ def by_hand(trial: VirtualTrial) -> list[float]:
 
 def test_a_row_tells_the_share_of_responses_that_were_interrupted():
     reports = trial_of().run(3)
-    # Prompts 0 and 1: one of four responses; 2 and 3: two; 4 and 5: one.
+    # Of the four responses of each round, one is interrupted for prompts 0 and 1, two for prompts 2
+    # and 3, and one for prompts 4 and 5.
     assert [report.metrics[FRACTION] for report in reports] == [0.25, 0.5, 0.25]
 
 
@@ -65,7 +66,7 @@ def test_groups_that_are_used_again_count_each_time():
     found = [report.metrics[FRACTION] for report in trial.run(8)]
     assert found == by_hand(trial)
     assert any(len(all_prompt_indices(call)) == 4 for call in trial.trained)
-    # The two fresh prompts of each round would give different shares.
+    # The two fresh prompts of each round alone would give other shares.
     fresh = [0.25, 0.5, 0.25, 0.25, 0.5, 0.25, 0.25, 0.5]
     assert found != fresh
 

@@ -12,7 +12,8 @@ import pytest
 MIB = 1 << 20
 STATE_MIB = 96
 # Room for pieces of 1 MiB, and for memory that the allocator and Python keep. The peak also counts
-# library pages, of which some processors touch 15 MiB. A copy of the state would take four times this.
+# library pages, of which some processors touch 15 MiB. A copy of the state would take four times
+# this.
 EXTRA_MIB = 24
 
 PREPARE = f"""

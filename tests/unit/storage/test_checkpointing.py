@@ -328,7 +328,7 @@ def test_a_copy_that_was_cut_short_is_not_whole(tmp_path: Path, seed: int) -> No
     for name in names[:copied]:
         shutil.copyfile(tmp_path / "source" / name, copy / name)
     content = (tmp_path / "source" / names[copied]).read_bytes()
-    # At least one byte is missing besides the final line feed of the manifest, which has no effect.
+    # At least two bytes are missing, because the manifest is whole without its final line feed.
     (copy / names[copied]).write_bytes(content[: rng.randrange(len(content) - 1)])
     whole, _ = newest_whole(tmp_path) or (None, 0)
     assert whole == tmp_path / "checkpoint_000000"

@@ -291,7 +291,7 @@ def assert_whole(directory: Path, before: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_disk_that_fails_once_in_a_resume(written, tmp_path, monkeypatch, noted):
-    """The first attempt succeeds, or is refused and changes no file. The next one succeeds."""
+    """The faulty attempt succeeds, or is refused and changes no file. The next one succeeds."""
     before, refused = contents(written), []
 
     def resume_with(faults: Faults) -> None:

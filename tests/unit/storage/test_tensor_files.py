@@ -23,7 +23,7 @@ from grpo_trainable.storage.tensor_files import (
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Return tensors of every dtype, and unusual ones: scalars, empty ones, names that JSON escapes."""
+    """Return tensors of every dtype, scalars, empty tensors, and names that JSON has to escape."""
     numbers = torch.arange(24).view(2, 3, 4)
     return {
         **{f"of {code}": numbers.to(getattr(torch, dtype)) for code, dtype in DTYPES.items()},

@@ -77,7 +77,7 @@ def test_other_work_by_hand():
         (2, 1.0, 0.5, 0.4, 0.0, 0.2),  # a core was free, but at another time
         # most of the wait was for the trial's own threads
         (2, 1.9, 0.1, 0.5, 0.0, (0.1 - 0.04) / 2),
-        (2, 1.0, 0.5, 0.0, 0.4, 0.2),  # another virtual machine of the hypervisor
+        (2, 1.0, 0.5, 0.0, 0.4, 0.2),  # another virtual machine took the time
     ],
 )
 def test_others_take_no_more_than_the_trial_waited_for(
@@ -107,7 +107,7 @@ def test_how_long_threads_wait_is_what_the_kernel_tells(monkeypatch, tmp_path):
 
 
 def test_time_that_a_quota_denied_counts_as_a_share_of_the_quota():
-    # A container with one core of a machine of four was stopped for 0.3 s of 1 s.
+    # A container may use one of a machine's four cores, and was stopped for 0.3 s of 1 s.
     nothing: dict[int, Usage] = {}
     before = Reading(0.0, 0.0, 0.0, nothing, frozenset())
     after = Reading(1.0, 4.0, 0.3, nothing, frozenset())
@@ -145,7 +145,7 @@ def test_one_busy_core_beside_two_is_marked_in_every_phase_of_the_ticks(seconds,
 def ticked(
     seconds: float, cores: int, *, own: float, others: float, phases: tuple[float, ...]
 ) -> Disturbance:
-    """Read the ticks of a machine whose cores give the shares `own` and `others` of their time.
+    """Return the disturbance that ticks show if the trial and others use these shares of all cores.
 
     At the start, idle and iowait are past the last whole tick by the fractions in `phases`.
     """
@@ -364,7 +364,7 @@ def test_of_ray_its_services_are_ours_and_other_trials_are_not(monkeypatch, tmp_
         ),
         (
             "9:name=systemd:/\n4:cpu,cpuacct:/docker/1\n0::/",
-            "cpu,cpuacct",  # only the container's part is mounted
+            "cpu,cpuacct",  # only the container's part of the tree is mounted
             {
                 "cpu.stat": "nr_throttled 3\nthrottled_time 250000000\n",
                 "cpu.cfs_quota_us": "50000\n",

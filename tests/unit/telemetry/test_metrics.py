@@ -36,7 +36,8 @@ def test_names_are_area_and_name() -> None:
 
 
 def test_rollout_metrics_by_hand() -> None:
-    # Trained in round 5: weights of rounds 5 and 3 for the first time, of round 1 a second time.
+    # Round 5 trains on groups that the weights of rounds 5, 3 and 1 sampled. It is the first use of
+    # the groups of rounds 5 and 3, and the second use of the group of round 1.
     long = replace(
         one_token_group(1, rewards=(1.0, 0.0), round_=3, uses=1),
         response_ids=torch.zeros(2, 3, dtype=torch.int64),
@@ -61,7 +62,7 @@ def test_rollout_metrics_by_hand() -> None:
             "response/truncated_fraction": 1 / 6,
             "response/repeated_fraction": 0.0,  # no response has four tokens
             "group/zero_advantage_fraction": 1 / 3,
-            "lag/max": 2.0,  # first uses only; round 0 of the hole does not count
+            "lag/max": 2.0,  # only first uses count, and not the round 0 of the hole
             "lag/mean": 1.0,
             "buffer/age_max": 4.0,
             "buffer/age_mean": 2.0,
@@ -216,7 +217,7 @@ def test_every_metric_has_a_row_in_the_docs_and_every_row_is_a_metric() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
     lines = (line for line in page.splitlines() if line.startswith("| `"))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    # name, unit, source, healthy value, when absent
+    # The rows of metrics have five cells: name, unit, source, healthy value, when absent.
     of_metrics = [row for row in rows if len(row) == 5]
     assert sorted(row[0].strip("`") for row in of_metrics) == sorted({*NAMES, *BY_TASK, INFO_MEAN})
     assert [row[0] for row in of_metrics if not all(row[1:4]) and "_fraction" not in row[0]] == []

@@ -68,14 +68,14 @@ def test_waiting_for_weights_is_a_stage_from_when_they_were_sent_or_it_had_nothi
     clock,
 ):
     stages = StageClock()
-    with stages.call("sync", since=90) as waited_s:  # the first call of all
+    with stages.call("sync", since=90) as waited_s:  # the actor's first call
         clock.sleep(1)
     assert (waited_s, stages.take()) == (0, [])
-    clock.sleep(3)  # 101 to 104; the weights are sent at 102
+    clock.sleep(3)  # from 101 to 104; the weights are sent at 102
     with stages.call("sync", since=102) as waited_s:
         clock.sleep(1)
     assert (waited_s, stages.take()) == (2, [Span("idle", 101, 102), Span("sync", 102, 104)])
-    clock.sleep(3)  # 105 to 108; the weights were sent before
+    clock.sleep(3)  # from 105 to 108; the weights were sent before
     with stages.call("sync", since=103) as waited_s:
         pass
     assert (waited_s, stages.take()) == (3, [Span("idle", 105, 105), Span("sync", 105, 108)])

@@ -167,7 +167,7 @@ def test_which_side_a_calculation_is_on_never_changes():
     assert [p.steps[0].left for p in sums(5) if p.is_held_out] == HELD_OUT_SUMS
 
 
-HELD_OUT_SUMS = [9, 15, 23, 37, 53]  # n of n + 5
+HELD_OUT_SUMS = [9, 15, 23, 37, 53]  # n of the held-out sums n + 5
 
 
 @pytest.mark.slow

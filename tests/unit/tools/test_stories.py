@@ -201,7 +201,7 @@ def test_a_hero_keeps_one_pronoun():
 
 
 def test_no_noun_is_written_into_a_template():
-    """A noun in a template would appear in stories that were generated without this keyword."""
+    """A noun in a template would also appear in stories whose keyword is another noun."""
     templates = [
         stories.WHEN,
         stories.INTROS,

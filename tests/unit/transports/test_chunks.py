@@ -31,8 +31,8 @@ def described(layout: Layout, count: int) -> list[list[tuple[str, int, int]]]:
 
 
 def test_parts_are_cut_where_the_bytes_say_and_not_the_tensors() -> None:
-    # 40 and 24 floats, each starting at a multiple of 64 bytes: 160 of 192 bytes, then 96 of 128. A
-    # third of 320 is 107.
+    # 40 and 24 floats are 160 and 96 bytes. Tensors start at multiples of 64 bytes, so they take
+    # 192 and 128 bytes, 320 together. A third of 320 is 107.
     layout = layout_for({"a": torch.zeros(40), "b": torch.zeros(24)})
     assert layout.size == 320
     assert described(layout, 3) == [

@@ -1,4 +1,4 @@
-"""Transports that need no Ray: a snapshot does not change, arrives complete, and leaves nothing."""
+"""Transports without Ray: a snapshot stays the same, arrives complete, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_it_would_be_noticed_if_slots_were_written_while_they_are_used(
 ) -> None:
     handles, answers = other_process
     first = sender.publish(weights(live()))
-    sender.release(1)  # a false claim: nobody has fetched it
+    sender.release(1)  # a false claim: nobody has fetched the snapshot
     second = sender.publish(weights(live(scale=2), round_=1))
     assert second.fd == first.fd
     handles.put(first)

@@ -14,7 +14,7 @@ from test_tune_arguments import command, refused  # noqa: F401
 
 from tuning import checks
 
-# An import would take half a second in every test process, even in those without these tests.
+# Importing transformers here would take half a second in every test process.
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 SPACE = ("--space", "async_vs_sync", "--set", "arm=sync", "--set", "rollout.max_new_tokens=16")
 
@@ -109,7 +109,7 @@ def prompts(file: Path, *rows: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_a_prompt_longer_than_the_context_is_one_line(command, model, tmp_path):  # noqa: F811
     prompts(tmp_path / "prompts.jsonl", {"prompt": "fox " * 200, "answer": "fox"})
-    # It may be on either side of the split.
+    # The prompt may be on either side of the split.
     asked = ("--set", "eval.prompts=200", "--set", "task.train_file=prompts.jsonl")
     found = command(*SPACE, "--set", f"model.path={model}", *asked)
     refused(found, "the model's context is 96 tokens", "fox fox", "leaves no room for a response")

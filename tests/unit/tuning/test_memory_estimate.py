@@ -130,8 +130,8 @@ def test_each_generator_has_its_own_reward_processes_and_environments():
         )
         return parts(side_by_side)["processes"]
 
-    # Two for the trial and a learner, and one per generator. Each generator adds a reward process
-    # or two groups of environments.
+    # Two processes for the trial and a learner, and one per generator. Each generator adds a reward
+    # process or two groups of environments.
     assert processes({"reward": "my.py:score"}, 1) == 4 * PROCESS_BYTES
     assert processes({"reward": "my.py:score"}, 3) == 8 * PROCESS_BYTES
     assert processes({"name": "guess"}, 3) == 5 * PROCESS_BYTES + 6 * ENVIRONMENT_BYTES
@@ -151,8 +151,8 @@ def test_several_learners_hold_the_policy_each_or_between_them():
     assert two["processes"] == one["processes"] + PROCESS_BYTES
     for what in ("weights", "gradients", "optimizer moments", "reference"):
         assert four[what] == pytest.approx(one[what], abs=16)
-    # Embedding and head, 2 x 50,257 x 512, and two of the four layers, with their gradients, four
-    # times. The first learner also gathers everything to publish it.
+    # Each of four learners gathers the embedding and the head, 2 x 50,257 x 512, and two of the four
+    # layers, with their gradients. The first learner also gathers everything to publish it.
     outside = 2 * 50_257 * 512
     assert four["gathered layers"] == 4 * 8 * (outside + (one["weights"] // 4 - outside) // 2)
     assert four["published snapshot"] == 2 * one["published snapshot"]
@@ -174,7 +174,8 @@ def test_a_checkpoint_is_read_into_memory_that_waits_for_gradients_and_moments()
     alone = of()
     n = alone["weights"] // 4
     assert alone.get("checkpoint", 0) == 0
-    # Each of four learners reads all of it, 12 bytes per parameter, and has room for a quarter.
+    # Each of four learners reads the whole checkpoint, 12 bytes per parameter, and already has room
+    # for a quarter of it.
     assert of(num_learners=4, learner_strategy="fsdp2")["checkpoint"] == 4 * 9 * n
 
 
@@ -315,7 +316,8 @@ def test_slots_have_a_place_on_shelves_of_twice_their_tokens_at_most():
     shape: ModelConfig = PRESETS["small"]
     rollout = {"prompts": 6, "group_size": 4, "slots": 8}
     trial = config(placement="disaggregated", model={"preset": "small"}, rollout=rollout)
-    # The estimate assumes that prompts fill 256 tokens of context: 32 + 64 + 128 + 256 < 2 x 256.
+    # The estimate assumes that prompts fill the context of 256 tokens. The shelves have 32, 64, 128
+    # and 256 columns, which is less than 2 x 256 together.
     shelves = [
         Shelf(shape, columns, 8, torch.device("cpu"))._storage.nbytes
         for columns in shelf_columns(256)

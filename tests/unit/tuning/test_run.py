@@ -16,7 +16,7 @@ from tuning.run import leaves_no_state, make_token
     ("settings", "expected"),
     [
         ({}, True),
-        ({"task": {"reward": "mine.py:score"}}, True),  # runs in a process that ends
+        ({"task": {"reward": "mine.py:score"}}, True),  # the reward runs in a process that ends
         (
             {"task": {"mix": {"a": {"name": "keyword", "weight": 1, "reward": "mine.py:score"}}}},
             True,

@@ -107,7 +107,7 @@ def test_only_what_has_changed_is_brought_again(
 
 @pytest.fixture
 def resume(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the first step of Tune's controller with an experiment's directory."""
+    """Return a function that resumes a directory, as Tune's controller does in its first step."""
     # monkeypatch restores this afterwards
     monkeypatch.setattr(TuneController, "resume", TuneController.resume)
     refuse_to_begin_anew()

@@ -270,7 +270,7 @@ def test_storage_that_is_a_uri_is_refused(capsys, tmp_path, monkeypatch, uri):
 
 @pytest.fixture
 def started(tmp_path, monkeypatch):
-    """Return a function that plans an experiment as if it had started, or its resume."""
+    """Return a function that plans and prepares an experiment, or a resume of it."""
     monkeypatch.chdir(tmp_path)
     name = ("--name", "mine", "--storage", str(tmp_path / "storage"))
 
@@ -889,7 +889,7 @@ def test_a_resumed_experiment_keeps_its_preset(command, tmp_path):
     status, out, _ = command(*resume)
     assert (status, json.loads(out)["rounds"]) == (0, 100)
     assert command(*resume, *named)[0] == 0
-    # in the form that the command prints
+    # the options in the form that the command prints
     assert command(*resume, "--space", "course_keyword")[1] == out
     refused(command(*resume, "--preset", "course_math"), "was started with course_keyword")
     refused(command(*named), "--name mine", "exists")
@@ -905,7 +905,7 @@ def test_a_dry_run_shows_in_what_the_trials_differ_and_writes_nothing(of_a_file,
     assert table[0] == "arm   seed  optim.lr"
     assert set(table[1:3]) == {"slow     0    0.0001", "fast     0    0.0003"}
     assert table[3:6] == ["", "the same in every trial:", "  rounds=8"]
-    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["mine"]  # from the fixture
+    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["mine"]  # from `of_a_file`
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ SCHEDULERS = {
 
 @dataclass(eq=False)
 class FakeTrial:
-    """A trial as schedulers see it; a restored trial has the first command's values."""
+    """A trial as schedulers see it. After a restore, its values are from the first command."""
 
     trial_id: str
     status: str = Trial.PENDING
@@ -60,7 +60,7 @@ class FakeController:
     def __init__(self, scheduler: Any, trials: list[FakeTrial]) -> None:
         self.scheduler, self.trials, self.search_alg = scheduler, trials, None
         self._tune_controller = self  # Tune wraps its controller
-        # From an earlier command, in which each trial was to end after a save.
+        # The decisions of an earlier command, in which each trial was to end after a save.
         self._cached_trial_decisions = {trial.trial_id: "STOP" for trial in trials}
         for trial in trials:
             scheduler.on_trial_add(self, trial)
@@ -93,7 +93,7 @@ def trials(count: int) -> list[FakeTrial]:
 
 def test_no_more_trials_start_than_may_run_at_a_time(controller):
     c = controller(trials(4), max_concurrent=2)
-    # When an experiment ends early, Tune's result fails for a trial without a directory.
+    # When an experiment ends early, Tune cannot return a result for a trial without a directory.
     assert [trial.has_directory for trial in c.trials] == [True] * 4
     assert [c.start(), c.start(), c.start()] == ["a", "b", None]
     c.trials[0].set_status(Trial.RUNNING)
@@ -187,7 +187,7 @@ def test_only_a_failure_that_may_pass_is_retried(error, retried, limit):
 
 
 def test_a_failure_that_would_repeat_leaves_the_limit_of_later_runs():
-    """`Tuner.restore` gives the limit to the trial that it restarts or resumes."""
+    """`Tuner.restore` applies this limit to the trial when it restarts or resumes the trial."""
     trial = stub(2)
     trial.handle_error(raised(ConfigError("lag=1: …")))
     assert trial.max_failures == 2
@@ -197,7 +197,7 @@ def test_a_failure_that_would_repeat_leaves_the_limit_of_later_runs():
 
 
 def stub(max_failures: int) -> Trial:
-    nowhere: Any = SimpleNamespace(trial_driver_staging_path="")  # without it, Tune needs Ray
+    nowhere: Any = SimpleNamespace(trial_driver_staging_path="")  # without the path, Tune needs Ray
     return Trial("stub", stub=True, storage=nowhere, max_failures=max_failures)
 
 
@@ -263,7 +263,7 @@ def test_asha_compares_trials_whose_rounds_differ_after_equal_numbers_of_groups(
     decide = scheduler.on_trial_result
     assert decide(None, single, row(1, 1, 0.9)) == "CONTINUE"  # four groups: too early to judge
     assert decide(None, single, row(2, 2, 0.5)) == "CONTINUE"
-    assert decide(None, double, row(1, 1, 0.4)) == "STOP"  # eight groups too
+    assert decide(None, double, row(1, 1, 0.4)) == "STOP"  # also after eight groups
 
 
 def test_asha_with_a_metric_of_every_round_judges_every_row():
@@ -277,7 +277,8 @@ def test_asha_with_a_metric_of_every_round_judges_every_row():
 
 
 def test_the_first_comparison_is_at_an_evaluation_that_all_trials_make():
-    # 96 rounds of 16 groups with an evaluation every 16 rounds. A quarter of the groups is 384.
+    # The trials have 96 rounds of 16 groups, and an evaluation every 16 rounds. A quarter of the
+    # groups is 384, and the next evaluation is after 512.
     assert first_rung(SPACES["async_vs_sync"].trials({}, [0])) == 512
 
     def trial(**settings: Any) -> GRPOConfig:
