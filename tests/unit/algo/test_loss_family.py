@@ -393,7 +393,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def random_batch() -> tuple[Tensor, ...]:
-    """Return log-probs, old log-probs, advantages and a mask. The mask has holes and an empty row."""
+    """Return log-probs, old log-probs, advantages and a mask with holes and an empty row."""
     generator = torch.Generator().manual_seed(7)
     shape = (5, 6)
     old = -2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5

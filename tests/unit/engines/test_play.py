@@ -50,7 +50,7 @@ def said(action: Sequence[int], turn: int) -> Observation | tuple[int, ...]:
 
 
 class Scripted:
-    """A stand-in for environments. Each answer takes a random number of polls, or no poll at all."""
+    """A stand-in for environments. An answer takes a random number of polls, or none at all."""
 
     def __init__(self, delays: Random | None = None) -> None:
         self._delays = delays

@@ -1,4 +1,4 @@
-"""Transports without Ray: a snapshot stays the same, arrives complete, and leaves nothing behind."""
+"""Transports without Ray: snapshots do not change, arrive complete, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ def test_an_added_arm_gets_every_seed_and_the_settings_of_the_experiment(planned
 
 
 def test_an_arm_that_changes_the_other_arms_is_refused_by_the_setting(planned, capsys):
-    # 1024 responses are 16 rounds of 64, with an evaluation every 3 rounds. Beside an arm whose rounds
-    # have 512 responses, there would be an evaluation every 8 rounds.
+    # 1024 responses are 16 rounds of 64, with an evaluation every 3 rounds. Beside an arm whose
+    # rounds have 512 responses, there would be an evaluation every 8 rounds.
     argv = ("--space", "async_vs_sync", "--set", f"arm={BASE}", "--samples", "1024")
     first = planned(*argv)
     rows = [experiments.row(n) for n in range(1, first.trials[0].rounds + 1)]

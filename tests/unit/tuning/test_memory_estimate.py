@@ -151,8 +151,8 @@ def test_several_learners_hold_the_policy_each_or_between_them():
     assert two["processes"] == one["processes"] + PROCESS_BYTES
     for what in ("weights", "gradients", "optimizer moments", "reference"):
         assert four[what] == pytest.approx(one[what], abs=16)
-    # Each of four learners gathers the embedding and the head, 2 x 50,257 x 512, and two of the four
-    # layers, with their gradients. The first learner also gathers everything to publish it.
+    # Each of four learners gathers the embedding and the head, 2 x 50,257 x 512, and two of the
+    # four layers, with their gradients. The first learner also gathers everything to publish it.
     outside = 2 * 50_257 * 512
     assert four["gathered layers"] == 4 * 8 * (outside + (one["weights"] // 4 - outside) // 2)
     assert four["published snapshot"] == 2 * one["published snapshot"]
