@@ -79,7 +79,7 @@ def test_docstrings_and_comments_are_plain_sentences():
     assert found == [], "\n".join(found)
 
 
-# The words are put together here, so that this file has none of the mistakes.
+# The test joins the words `None` and `where`, so that this file itself has no mistake.
 @pytest.mark.parametrize(
     ("source", "kinds"),
     [

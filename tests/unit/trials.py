@@ -140,7 +140,7 @@ def details(round_: int, **values: Any) -> RoundDetails:
 
 
 def gradient_steps(round_: int) -> dict[str, list[Any]]:
-    """Return two steps per round. Before the second step, the policy has a KL of 0.5 nats."""
+    """Return two steps per round. Before the second step, each KL of the policy is 0.5 nats."""
     kl = {f"kl_{other}{kind}_nats": [0.0, 0.5] for other in KL_TO for kind in ("", "_k3")}
     names = ("loss", "grad_norm", "entropy_nats", "clip_fraction", "ratio_max", "lr")
     critic = ("critic_loss", "critic_clip_fraction", "critic_grad_norm")

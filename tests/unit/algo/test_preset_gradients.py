@@ -136,7 +136,7 @@ def kl_of_response(i: int) -> float:
 
 
 def rloo() -> Coefficients:
-    """Subtract 0.05 KL from each reward, then the mean of the group's others (equation 4)."""
+    """Subtract 0.05 KL from each reward, then the mean of the others in its group (equation 4)."""
     rewards = [[r - 0.05 * kl_of_response(i) for i, r in enumerate(row)] for row in REWARDS]
     return summed(
         [

@@ -1067,7 +1067,7 @@ def test_examples_are_the_first_response_to_the_first_prompts_and_cannot_break_o
 
 def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
-    # Trials run one at a time, so Tune creates each of the others only when it starts.
+    # Trials run one at a time, so Tune creates each other trial only when it starts.
     callback.setup(total_num_samples=6)
     start([callback], trial)
     for round_ in range(1, 6):

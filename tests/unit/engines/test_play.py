@@ -44,13 +44,13 @@ def requests(group_size: int = 3) -> list[Request]:
 
 
 def said(action: Sequence[int], turn: int) -> Observation | tuple[int, ...]:
-    """Return an environment's reply, () at the end. It depends only on the action and the turn."""
+    """Return an environment's reply to the action of a turn, or () at the end of the episode."""
     ends = turn == 4 or sum(action) % 5 == 0
     return () if ends else tuple(2 + (token + turn) % 6 for token in action[:4])
 
 
 class Scripted:
-    """A stand-in for environments. An answer takes a random number of polls, or none at all."""
+    """A stand-in for environments. An answer takes a random number of polls, or comes at once."""
 
     def __init__(self, delays: Random | None = None) -> None:
         self._delays = delays

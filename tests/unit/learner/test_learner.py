@@ -579,8 +579,8 @@ def test_a_users_loss_and_advantage_are_what_a_step_minimises(
     groups = pair.rollouts()
     before = pair.weights()
     updated = pair.learner.update([groups])
-    # With fresh rollouts, log π is the recorded log-prob. The loss
-    # averages over the tokens of each response, and then over the responses.
+    # With fresh rollouts, log π is the recorded log-prob. The loss averages over the tokens of each
+    # response, and then over the responses.
     rewards = torch.stack([group.rewards for group in groups])
     means = torch.stack(
         [
@@ -1089,11 +1089,11 @@ def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -
     pair = Pair(policy_path, k=2)
     pair.sync()
     groups = pair.rollouts()
-    # One token of the best response and one of the worst are recorded as e^-100 times as likely.
+    # One token each of the best and the worst response is recorded with e^-100 of its probability.
     unlikely = groups[0].behaviour_log_probs.clone()
     for row in (groups[0].rewards.argmax(), groups[0].rewards.argmin()):
         unlikely[row, 0] -= 100
-    # not the learner's current version, because the learner handles its own tokens differently
+    # not the learner's current version, whose tokens the learner handles differently
     older = groups[0].token_versions - 1
     spoilt = with_first(groups, behaviour_log_probs=unlikely, token_versions=older)
     updated = pair.learner.update([spoilt])

@@ -29,7 +29,7 @@ from grpo_trainable.transports.in_process import InProcess
 
 pytestmark = pytest.mark.numerics
 
-# Largest difference between two gradients, relative to the gradient.
+# Largest allowed difference between two gradients, relative to the norm of the expected one.
 ALLOWED = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
@@ -42,7 +42,7 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def dealt(sizes: list[int], costs: list[int], ranks: int) -> list[list[list[int]]]:
-    """Return the rows of each rank, by number, from parts of these sizes.
+    """Return the row numbers of each rank's microbatches, dealt from parts of these sizes.
 
     Row i costs costs[i]. The cost of a part is the cost of its most expensive row times its
     number of rows.
@@ -301,7 +301,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(policy_path: st
     first, *others = a_round()
     spoiled = first.behaviour_log_probs.clone()
     spoiled[1, 0] = torch.nan  # the shortest response, in one microbatch of one rank
-    # not the learner's current version, because the learner handles its own tokens differently
+    # not the learner's current version, whose tokens the learner handles differently
     older = first.token_versions - 1
     groups = [replace(first, behaviour_log_probs=spoiled, token_versions=older), *others]
     for (updated,), learner in trained(config, 3, rounds=(groups,)):

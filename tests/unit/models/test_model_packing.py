@@ -1,4 +1,4 @@
-"""Packing: each distinct token once, with the same states, log-probs and gradients."""
+"""Packing computes each distinct token once, with the same states, log-probs and gradients."""
 
 from __future__ import annotations
 

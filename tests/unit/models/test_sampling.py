@@ -97,7 +97,7 @@ def test_evenly_spread_draws_give_every_token_its_share(vocab_size):
     logits = 2 * torch.randn(vocab_size, generator=torch.Generator().manual_seed(0))
     tokens, _ = sample(logits, (torch.arange(draws) + 0.5) / draws)
     counts = tokens.bincount(minlength=vocab_size)
-    # An interval of length p contains draws * p of the points, plus or minus one and rounding.
+    # An interval of length p contains draws * p of the points, give or take one, up to rounding.
     assert (counts - draws * logits.double().softmax(dim=-1)).abs().max() <= 1.1
 
 

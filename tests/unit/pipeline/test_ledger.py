@@ -168,8 +168,8 @@ def test_with_a_lag_a_round_takes_what_was_drawn_for_the_next() -> None:
     first, second, third, fourth = take(ledger, 4)
     ledger.settle(first, [0])
     ledger.settle(second, [2])
-    # Prompts 1 and 3 are left out. Their replacements are drawn at the end of the second round,
-    # because they fill a chunk there.
+    # Prompts 1 and 3 are left out. Their replacements, 8 and 9, are drawn at the end of the second
+    # round, where they fill a chunk.
     assert ledger.due_round == 1
     assert not ledger.complete(0)
     ledger.settle(third, [4, 5])

@@ -367,7 +367,7 @@ def test_setting_aside_that_fails_in_the_middle_loses_nothing(
         except UnreadableCheckpoint:
             refused += 1
         after = sorted(contents(directory).values())
-        # A store moves a file by copying and removing it, so both may be there.
+        # A store moves a file by copying and removing it, so the file may be in both places.
         assert after == before if where == "disk" else set(after) == set(before)
         assert fails_at < 200
     assert restored.round == 0
