@@ -331,7 +331,6 @@ WORKLOADS = {
     "small": "`small`, balanced: 16 prompts in chunks of 2, 48 tokens, no KL monitor",
     "one_prompt": "one prompt per round, limited by the generator",
 }
-MOVED = "async, reference in generator"
 
 
 def repeats(mean: float, values: Sequence[float], form: str = "{:.2f} x") -> str:
@@ -359,18 +358,6 @@ def asynchrony() -> list[str]:
     header = ["workload", "share of perfect overlap", "over lag 0", "over one core"]
     header += ["over the best colocated worker, threads", "samples per core-hour over one core"]
     return markdown(header, rows)
-
-
-def moved_reference() -> list[str]:
-    """Compare lag 1 with the reference in the generator and in the learner."""
-    rows = []
-    for name, own in read("asynchrony")["workload"].items():
-        if MOVED in own["speed_ups"]:
-            # Each value divides the speed of the usual run by the speed with the moved reference.
-            slower = own["speed_ups"][MOVED]
-            mean = 1 / own["speed_up_means"][MOVED]["value"]
-            rows.append([WORKLOADS[name], repeats(mean, [1 / value for value in slower])])
-    return markdown(["workload", "speed-up over the reference in the learner"], rows)
 
 
 def schedule() -> list[str]:
@@ -607,7 +594,6 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             off_policy,
             menu,
             asynchrony,
-            moved_reference,
             schedule,
             peers,
             packing,

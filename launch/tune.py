@@ -206,8 +206,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         const="must",
         choices=("auto", "never", "must"),
         help="continue the experiment that --name names. must (also --resume without a value): "
-        "fail if there is no such experiment. auto: start the experiment if there is none. never "
-        "(the default): fail if the experiment exists. The experiment's state is a pickle, so a "
+        "fail if there is no such experiment. auto: start the experiment if it does not exist. "
+        "never (the default): fail if the experiment exists. The experiment's state is a pickle, so a "
         "resume is refused if other users own the state or can write to it. Settings and data "
         "files must be unchanged; --max-failures and --max-concurrent may change",
     )
@@ -249,8 +249,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         choices=("fifo", "asha", "pbt"),
         help="Tune scheduler (fifo). asha compares held-out rewards after equal numbers of "
         "samples, from a quarter of the samples on, and continues only the best quarter of the "
-        "trials. pbt lets the worse trials of one arm continue from the better ones with another "
-        "optim.lr and, if the loss reads it, another loss.clip",
+        "trials. pbt lets the worse trials of an arm continue from the better ones with a "
+        "different optim.lr and, if the loss reads it, a different loss.clip",
     )
     add(
         "--max-concurrent",

@@ -141,7 +141,7 @@ def lines(
         title=title,
         look=look,
         draw=draw,
-        alt=f"Lines of {y_label} over {x_label}. Last values: {last}.",
+        alt=f"Line plot of {y_label} against {x_label}. Last values: {last}.",
         missing=None if any(curves.values()) else missing,
     )
 

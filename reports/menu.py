@@ -34,7 +34,7 @@ NO_VERDICT = "no verdict"  # shown for an arm that fails its audit
 DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
 # An arm is a copy of the baseline if these metrics agree in every round, bit for bit.
 REPEATED = ("reward/train_mean", "reward/eval_mean", "response/length_mean")
-# The cost of evaluating this many times as many prompts is compared with the cost of more seeds.
+# The cost of more seeds is compared with the cost of multiplying the evaluated prompts by this.
 MORE_PROMPTS = 4
 
 
@@ -67,7 +67,7 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Sources of the variance that an arm's reward difference has from seed to seed."""
+    """Sources of the seed-to-seed variance of an arm's reward difference."""
 
     # Share of the variance that comes from the evaluation: some prompts are easier in one run than
     # in another, and responses are sampled. The rest comes from other differences between runs.

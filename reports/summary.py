@@ -191,7 +191,7 @@ class Comparison:
         return any(t.pace is not None and t.pace.counts_disturbed for t in self.arms[arm])
 
     def comparable(self, arm: str) -> bool:
-        """Return True if at least half of the arm's trials were undisturbed."""
+        """Return True if the speeds of at least half of the arm's trials can be compared."""
         trials = self.arms[arm]
         return 2 * sum(trial.comparable for trial in trials) >= len(trials)
 

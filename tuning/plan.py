@@ -234,7 +234,7 @@ class Plan:
             return
         if options.resume != "never":
             raise UsageError(
-                "--extend contradicts --resume: --resume continues an unfinished experiment, and "
+                "--extend cannot be combined with --resume: --resume continues an unfinished experiment, and "
                 "--extend adds trials to a finished one"
             )
         if options.name is None:

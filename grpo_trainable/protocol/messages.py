@@ -93,7 +93,10 @@ class Drift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticStep:
-    """Figures of the critic in one optimizer step. Means are over the response tokens."""
+    """Figures of the critic in one optimizer step.
+
+    `loss` and `clip_fraction` are averages over the response tokens that the loss counts.
+    """
 
     loss: float
     clip_fraction: float

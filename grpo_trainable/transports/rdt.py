@@ -301,7 +301,10 @@ class CollectiveGroup:
             ) from error
 
     def forget(self) -> None:
-        """Remove the group. Kill its actors first, because removal waits for live actors."""
+        """Remove the group.
+
+        The caller must kill the group's actors first, because removal waits for live actors.
+        """
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":

@@ -108,7 +108,7 @@ class Machine:
         """Drop a random share of the packets that reach this machine. This needs `nft`.
 
         Args:
-            percent: Share of the packets, at least 0.1.
+            percent: Share of the packets in percent, at least 0.1.
         """
         last = round(percent * 10) - 1  # numbers from 0 to `last`, out of 0 to 999, drop a packet
         rules = (

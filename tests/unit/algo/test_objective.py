@@ -95,7 +95,7 @@ def of_kind(kind: str) -> list[Settings]:
 
 
 def loss_and_slope(kind: str, log_prob: float, ratio: float, a: float) -> tuple[float, float, bool]:
-    """Return ℓ of a token, its slope, and True if the token is clipped.
+    """Return ℓ of a token, its slope, and whether the token is clipped.
 
     The slope is dℓ / d log ratio, or dℓ / d log π for a loss without a ratio.
     """
