@@ -25,8 +25,8 @@ from grpo_trainable.config import schedule
 from reports.parquet_reader import is_whole, read_parts
 from reports.records import TrialRecord
 
-# The thresholds apply if there are at least this many responses both before and after training. With
-# fewer responses, chance alone moves figures further, so the thresholds are wider.
+# The thresholds apply if there are at least this many responses both before and after training.
+# With fewer responses, chance alone moves figures further, so the thresholds are wider.
 ENOUGH = 64
 # Largest threshold of a relative change. A value can fall by at most 100 %. Without this limit, the
 # threshold for very few responses would exceed 100 %, and the report would never name a fall.

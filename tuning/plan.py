@@ -234,8 +234,8 @@ class Plan:
             return
         if options.resume != "never":
             raise UsageError(
-                "--extend cannot be combined with --resume: --resume continues an unfinished experiment, and "
-                "--extend adds trials to a finished one"
+                "--extend cannot be combined with --resume: --resume continues an unfinished "
+                "experiment, and --extend adds trials to a finished one"
             )
         if options.name is None:
             raise UsageError("--extend needs --name, the name of the experiment")

@@ -320,8 +320,8 @@ _WORK = (  # kinds of work, from the least to the most
 def leaves_more(answer: str, truth: str) -> bool:
     r"""Return True if `answer` leaves more calculation to do than `truth`. Both are in LaTeX.
 
-    An answer that merely restates the question, such as `4\pi+5\pi` for `9\pi`, has the same value as
-    the true answer. Only its form shows that the work has not been done.
+    An answer that merely restates the question, such as `4\pi+5\pi` for `9\pi`, has the same value
+    as the true answer. Only its form shows that the work has not been done.
     """
     return _work(answer) > _work(truth)
 

@@ -3,8 +3,8 @@
 Busy time is all time that the kernel reports neither as idle nor as waiting for I/O. It includes
 interrupts and the time that a hypervisor gave to other virtual machines (steal). From busy time we
 subtract the time that the trial's own processes and Ray's services used. The rest of the busy time
-went to other work. Other work includes processes that this process cannot see: inside a container, `/proc/stat`
-still shows the whole host.
+went to other work. Other work includes processes that this process cannot see: inside a container,
+`/proc/stat` still shows the whole host.
 
 The time that other work took from the trial has an upper limit: the time for which the trial's
 threads waited for a core, plus the time that the hypervisor stole. The kernel reports the waiting
