@@ -207,8 +207,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         choices=("auto", "never", "must"),
         help="continue the experiment that --name names. must (also --resume without a value): "
         "fail if there is no such experiment. auto: start the experiment if it does not exist. "
-        "never (the default): fail if the experiment exists. The experiment's state is a pickle, so "
-        "a resume is refused if other users own the state or can write to it. Settings and data "
+        "never (the default): fail if the experiment exists. The experiment's state is a pickle, "
+        "so a resume is refused if other users own the state or can write to it. Settings and data "
         "files must be unchanged; --max-failures and --max-concurrent may change",
     )
     add(
