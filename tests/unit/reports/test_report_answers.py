@@ -92,7 +92,7 @@ def test_an_early_reward_that_was_not_measured_early_says_when_it_was(tmp_path):
         experiments.write_trial(directory, trial.to_dict(), rows)
     found = answered(directory)
     assert found is not None
-    assert "after 25% of the rounds (here, after 50% to 100% of them)." in found.note
+    assert "nearest to 25% of the rounds (here, after 50% to 100% of the rounds)." in found.note
 
 
 def test_shares_of_stages_leave_the_evaluation_out_as_the_console_does(tmp_path):
