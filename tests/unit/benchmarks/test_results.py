@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
+import sys
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import measure
@@ -31,11 +35,27 @@ def test_a_result_says_how_it_was_measured(result: dict[str, Any]):
     assert "seed" in result
 
 
+class Parsed(Exception):
+    """The options of a command are valid."""
+
+
 @pytest.mark.parametrize("result", PARTS)
-def test_the_benchmark_of_a_result_exists(result: dict[str, Any]):
-    python, script, *_ = shlex.split(result.get("again", result["command"]))
+def test_the_benchmark_of_a_result_still_accepts_its_command(
+    result: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    python, *argv = shlex.split(result.get("again", result["command"]))
     assert python == "python"
-    assert (ROOT / script).is_file()
+    assert (ROOT / argv[0]).is_file()
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser: argparse.ArgumentParser) -> None:
+        parse(parser)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(Parsed):
+        import_module(Path(argv[0]).stem).main()
 
 
 def test_every_result_backs_a_page_and_every_page_links_to_results():
