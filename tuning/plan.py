@@ -176,7 +176,7 @@ class Plan:
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         # Key -> path of those files that belong to the user. None until the files are read.
         self.own_files: dict[str, str] | None = None
-        # SHA-256 of each earlier version of the user's code that trials used.
+        # SHA-256 of each earlier version of the code files that settings name.
         self.replaced: list[str] = list(self.stored.get("replaced", [])) if self.resuming else []
         # Path -> content of the files that nodes of a cluster lack; empty until the nodes answer.
         self.shipped: dict[str, bytes] = {}
@@ -691,7 +691,7 @@ class Plan:
 
     @property
     def files_of_trials(self) -> dict[str, str]:
-        """SHA-256, by path, of the user's files that trials read wherever they run."""
+        """SHA-256, by path, of the files that settings name and that every machine reads."""
         own = self.own_files if self.own_files is not None else self.stored.get("own_files", {})
         digests = self.inputs or {}
         return {path: digests[key] for key, path in own.items() if key != SPACE_INPUT}

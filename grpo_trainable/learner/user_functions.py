@@ -209,7 +209,7 @@ class _UserFunction:
         return PluginError(f"{self._key}={self._reference}: {reason}")
 
     def _line_of(self, error: Exception) -> str:
-        """Return " (line N)" for the failing line of the user's file, or "" if it is unknown."""
+        """Return " (line N)" for the line that failed in the file, or "" if it is unknown."""
         source = os.path.realpath(source_of(self._reference) or "")
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             if os.path.realpath(frame.filename) == source:
