@@ -89,7 +89,7 @@ class SearchSpace:
                 only one placement reads is given only to the arms with this placement, if there are
                 any.
             seeds: The seeds of each arm.
-            without: Arms to leave out, unless `fixed` names one of them.
+            without: Arms to leave out, unless `fixed` names arms.
             samples: The number of responses in each trial, in place of a number of rounds.
 
         Raises:
@@ -158,14 +158,21 @@ class SearchSpace:
             if reserves(arm, key) or not any(reserves(other, key) for other in arms)
         }
 
+    def named(self, fixed: Mapping[str, Any]) -> list[str]:
+        """Return the arms that `fixed` names, such as `sync,async_k1`, in this order.
+
+        Raises:
+            ConfigError: `fixed` names an arm that the space does not have.
+        """
+        arms = list(dict.fromkeys(str(fixed["arm"]).split(","))) if "arm" in fixed else []
+        for arm in arms:
+            if arm not in self.arms:
+                hint = did_you_mean(arm, self.arms) or f"valid: {', '.join(self.arms)}"
+                raise ConfigError(f"arm={arm}: not an arm of {self.name}; {hint}")
+        return arms
+
     def _chosen_arms(self, fixed: Mapping[str, Any], without: Collection[str]) -> list[str]:
-        if "arm" not in fixed:
-            return [arm for arm in self.arms if arm not in without]
-        arm = str(fixed["arm"])
-        if arm in self.arms:
-            return [arm]
-        hint = did_you_mean(arm, self.arms) or f"valid: {', '.join(self.arms)}"
-        raise ConfigError(f"arm={arm}: not an arm of {self.name}; {hint}")
+        return self.named(fixed) or [arm for arm in self.arms if arm not in without]
 
 
 def _for_label(value: Any) -> str:

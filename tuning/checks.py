@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import GRPOConfig, schedule, shown
+from grpo_trainable.config import GRPOConfig, default_beside, schedule, shown
 from grpo_trainable.config.transport_catalog import transport_named
 from tuning.prompt_notes import about_prompts
 from tuning.schedulers import first_rung, pbt_bounds, perturbation_interval
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # applying a chat template takes time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
+MUCH_FASTER = 20  # from this multiple of a model's default learning rate on, a note is shown
 ADAPTERS = "adapters"  # first word of a line about the adapters that a policy starts from
 
 
@@ -216,6 +217,17 @@ def check_code(trial: GRPOConfig) -> Sequence[str]:
     return ()
 
 
+def check_learning_rate(trial: GRPOConfig) -> Sequence[str]:
+    """Return a note if the learning rate is far above the default for the model."""
+    usual, reason = default_beside(trial, "optim.lr")
+    if not reason or trial.optim.lr < MUCH_FASTER * usual:
+        return ()
+    return (
+        f"note: optim.lr={shown(trial.optim.lr)} is {trial.optim.lr / usual:,.0f} times the default "
+        f"for {reason} ({shown(usual)}), and may destroy what the model can do",
+    )
+
+
 def _transport(trial: GRPOConfig) -> Hashable:
     return trial.transport, trial.resources
 
@@ -227,9 +239,17 @@ def _inputs(trial: GRPOConfig) -> Hashable:
     return *of_policies, trial.task, trial.env, trial.rollout, trial.seed, prompts
 
 
+def _learning_rate(trial: GRPOConfig) -> Hashable:
+    return trial.model, trial.optim.lr
+
+
 def _code(trial: GRPOConfig) -> Hashable:
     return trial.loss.type, trial.loss.advantage, trial.rollout.group_size, trial.engine
 
 
 # Each check of a trial, with a function that returns the settings on which the check depends.
-TRIAL_CHECKS = ((check_inputs, _inputs), (check_code, _code))
+TRIAL_CHECKS = (
+    (check_inputs, _inputs),
+    (check_learning_rate, _learning_rate),
+    (check_code, _code),
+)

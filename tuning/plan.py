@@ -230,7 +230,7 @@ class Plan:
         options = self.options
         if not options.extend:
             if options.added_arms:
-                raise UsageError("--arm needs --extend; --set arm=NAME runs only one arm")
+                raise UsageError("--arm needs --extend; --set arm=NAME runs only that arm")
             return
         if options.resume != "never":
             raise UsageError(
@@ -582,7 +582,7 @@ class Plan:
         """Return the trials of the experiment's original arms and of the arms in `added`."""
         fixed, without = self.fixed, self.not_available.keys()
         if added:
-            started = {fixed["arm"]} if "arm" in fixed else self.space.arms.keys() - without
+            started = set(self.space.named(fixed)) or self.space.arms.keys() - without
             fixed = {key: value for key, value in fixed.items() if key != "arm"}
             without = self.space.arms.keys() - started - set(added)
         samples = self.options.samples

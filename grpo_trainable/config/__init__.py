@@ -30,6 +30,7 @@ from grpo_trainable.config.schema import CHECKS, OF_TRAINING, of_other_placement
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
 from grpo_trainable.config.trial import (
     GRPOConfig,
+    default_beside,
     defaults_with,
     expanded,
     explained_defaults,
@@ -72,6 +73,7 @@ __all__ = [
     "choice_or_path",
     "choice_or_reference",
     "converted",
+    "default_beside",
     "defaults_with",
     "expand_set",
     "expanded",

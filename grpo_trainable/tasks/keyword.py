@@ -152,7 +152,10 @@ def parse_example(row: Mapping[str, Any], *, own_reward: bool = False) -> Exampl
             raise ValueError("keywords must be a non-empty list of non-empty strings")
         return Example(prompt, keywords)
     if not is_text(answer):
-        raise ValueError("give `answer` as non-empty text, or `keywords` as a list of strings")
+        raise ValueError(
+            "give `answer` as non-empty text, or `keywords` as a list of strings; a reward function "
+            "(task.reward) needs neither"
+        )
     return Example(prompt, answer)
 
 

@@ -39,10 +39,12 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
         ValueError: If the file cannot be read or contains no example. With `strict`, also if a row
             is bad.
     """
-    examples, mistakes = [], []
+    examples, mistakes, columns = [], [], []
     for place, row in rows_in(key, path):
         try:
-            examples.append(parse(row()))
+            fields = row()
+            columns = columns or sorted(fields)
+            examples.append(parse(fields))
         except ValueError as error:
             mistakes.append(f"{place}: {error}")
             if strict:
@@ -50,10 +52,11 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
     examples = _with_equal_columns(examples)
     if not examples:
         first = f"; {mistakes[0]}" if mistakes else ""
-        raise ValueError(f"task.{key}={path}: has no valid row{first}")
+        found = f"; the columns are {', '.join(columns)}" if columns else ""
+        raise ValueError(f"task.{key}={path}: has no valid row{first}{found}")
     if mistakes:
         more = len(mistakes) - 1
-        rest = f", and {plural(more, 'more such row')}" if more else ""
+        rest = f", and {plural(more, 'more bad row')}" if more else ""
         logger.warning("task.%s=%s: %s%s; skipped", key, path, mistakes[0], rest)
     return examples
 

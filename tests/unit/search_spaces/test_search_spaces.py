@@ -130,6 +130,18 @@ def test_tune_resolves_arms_that_run_different_tasks_to_the_same_configs():
     assert [GRPOConfig.from_dict(config) for config in resolved] == trials
 
 
+def test_named_arms_run_in_the_order_in_which_they_are_named():
+    trials = SPACE.trials({"arm": "sync,async_k1,sync"}, [0, 1])
+    assert [(t.arm, t.seed) for t in trials] == [
+        ("sync", 0),
+        ("sync", 1),
+        ("async_k1", 0),
+        ("async_k1", 1),
+    ]
+    with pytest.raises(ConfigError, match="arm=asynck1: not an arm of async_vs_sync; did you mean"):
+        SPACE.trials({"arm": "sync,asynck1"}, [0])
+
+
 def test_a_fixed_key_replaces_what_the_arm_says_in_every_trial():
     assert {t.rounds for t in SPACE.trials({"rounds": 5}, [0])} == {5}
 

@@ -335,7 +335,7 @@ def test_many_bad_lines_are_one_warning_and_a_file_of_them_one_error(tmp_path, c
         keyword_task(seed=0, train_file=some)
     (record,) = caplog.records
     assert "line 1: give `answer` as" in record.getMessage()
-    assert "and 29 more such rows; skipped" in record.getMessage()
+    assert "and 29 more bad rows; skipped" in record.getMessage()
     with pytest.raises(ValueError, match=r"has no valid row; line 1: give `answer` as"):
         keyword_task(seed=0, train_file=write_jsonl(tmp_path / "all.jsonl", bad))
 

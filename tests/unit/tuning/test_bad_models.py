@@ -12,6 +12,7 @@ import pytest
 from hf_models import write_hf_model
 from test_tune_arguments import command, refused  # noqa: F401
 
+from grpo_trainable.config import GRPOConfig
 from tuning import checks
 
 # Importing transformers here would take half a second in every test process.
@@ -120,6 +121,19 @@ def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: 
     for task, words in (("keyword", "prompt must be"), ("math", "`problem` or `question` must be")):
         found = command(*SPACE, "--set", f"task.name={task}", "--set", "task.train_file=keys.jsonl")
         refused(found, "task.train_file=", "keys.jsonl: has no valid row; line 1: ", words)
+        assert "; the columns are text" in found[2]
+
+
+def test_a_learning_rate_far_above_the_default_of_the_model_gets_a_note(model):
+    def notes(path: Path | None, **given: float) -> list[str]:
+        trial = {"model": {"path": path and str(path)}, "optim": given}
+        return list(checks.check_learning_rate(GRPOConfig.from_dict(trial)))
+
+    assert notes(model, lr=1e-4) == [
+        "note: optim.lr=0.0001 is 20 times the default for all weights of a Hugging Face model "
+        "(5e-06), and may destroy what the model can do"
+    ]
+    assert notes(model, lr=9e-5) == notes(model) == notes(None, lr=1.0) == []
 
 
 @pytest.mark.slow
