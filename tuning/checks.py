@@ -223,8 +223,8 @@ def check_learning_rate(trial: GRPOConfig) -> Sequence[str]:
     if not reason or trial.optim.lr < MUCH_FASTER * usual:
         return ()
     return (
-        f"note: optim.lr={shown(trial.optim.lr)} is {trial.optim.lr / usual:,.0f} times the default "
-        f"for {reason} ({shown(usual)}), and may destroy what the model can do",
+        f"note: optim.lr={shown(trial.optim.lr)} is {trial.optim.lr / usual:,.0f} times the "
+        f"default for {reason} ({shown(usual)}), and may destroy what the model can do",
     )
 
 

@@ -153,8 +153,8 @@ def parse_example(row: Mapping[str, Any], *, own_reward: bool = False) -> Exampl
         return Example(prompt, keywords)
     if not is_text(answer):
         raise ValueError(
-            "give `answer` as non-empty text, or `keywords` as a list of strings; a reward function "
-            "(task.reward) needs neither"
+            "give `answer` as non-empty text, or `keywords` as a list of strings; a reward "
+            "function (task.reward) needs neither"
         )
     return Example(prompt, answer)
 
