@@ -6,6 +6,7 @@ two tokens.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,6 +138,9 @@ class HFDecoder:
         self._padding = (seen == 0).sum(dim=1).to(device)  # (prompts,), padding columns
         self._is_padded = bool((seen == 0).any())
         self._fan_out = batch.fan_out  # (A,)
+        # Since version 5.24, most models of `transformers` call this argument `cache`.
+        known = inspect.signature(policy.body.forward).parameters
+        self._cache_name = "cache" if "cache" in known else "past_key_values"
 
     def enter(self, rows: range) -> Tensor:
         """Run the model on the prompts; return the logits (B, V) for every row's first token."""
@@ -177,7 +181,7 @@ class HFDecoder:
             input_ids=tokens,
             attention_mask=self._seen[prompts, :end] if self._is_padded else None,
             position_ids=(columns - self._padding[prompts, None]).clamp_(min=0),
-            past_key_values=self._cache,
+            **{self._cache_name: self._cache},
             use_cache=True,
         )
         return output.last_hidden_state[:, -1]
