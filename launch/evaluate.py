@@ -54,6 +54,7 @@ exit status: 0 evaluated, 1 a reward or the engine failed, 2 bad usage (nothing 
 
 
 DRAWN_EVERY_S = 0.5  # seconds between updates of the progress bar
+LINE_EVERY_S = 30.0  # seconds between lines about progress, if there is no terminal for a bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -363,14 +364,14 @@ def _failed(reason: str) -> int:
 
 
 def _sampled(evaluator: Evaluator) -> list[Generation]:
-    """Return all responses, showing a progress bar on standard error if it is a terminal.
+    """Return all responses, and show progress on standard error: a bar, or lines without a terminal.
 
-    A batch may take minutes. Meanwhile the bar shows how many tokens have been sampled.
+    A batch may take minutes. Meanwhile, the number of sampled tokens is shown.
     """
     from tqdm import tqdm
 
     generations: list[Generation] = []
-    tokens = 0
+    tokens, next_line_at = 0, time.monotonic() + LINE_EVERY_S
     with tqdm(
         total=evaluator.responses,
         unit="response",
@@ -380,10 +381,15 @@ def _sampled(evaluator: Evaluator) -> list[Generation]:
     ) as bar:
 
         def sampled_one() -> None:
-            nonlocal tokens
+            nonlocal tokens, next_line_at
             tokens += 1
-            bar.set_description_str(f"token {tokens} of a batch", refresh=False)
+            at = f"token {tokens} of a batch"
+            bar.set_description_str(at, refresh=False)
             bar.update(0)
+            if bar.disable and time.monotonic() >= next_line_at:
+                next_line_at = time.monotonic() + LINE_EVERY_S
+                done = f"{len(generations)} of {evaluator.responses} responses"
+                print(f"{time.strftime('%H:%M:%S')}  {done}, {at}", file=sys.stderr, flush=True)
 
         for batch in evaluator.batches(sampled_one):
             tokens = 0

@@ -99,7 +99,8 @@ class MenuRow:
     faults: Sequence[str]  # faults found by the audit, which rule out a verdict; usually empty
     noise: Noise | None
     price: Price | None  # None if no more seeds are needed, or if their number or cost is unknown
-    # True if no other arm is faster, cheaper and better at once. False for an arm with faults.
+    # True if no other arm is faster, cheaper and better at once. False for an arm with faults or
+    # without a comparable speed.
     in_pareto_set: bool
     ended_early: int  # number of trials that failed or were stopped, which do not count
 
@@ -374,8 +375,8 @@ def _margins(base: np.ndarray, options: VerdictOptions, baseline: str) -> np.nda
 def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgement]) -> set[str]:
     """Return the arms that no other arm beats in speed, cost and reward together.
 
-    An arm with an unknown speed or cost does not beat any arm, and no arm beats it. An arm without
-    a reward to compare is not in the set.
+    An arm with an unknown speed, cost or reward is not compared and not in the set. The set is
+    empty if no arm can be compared with the baseline.
     """
     figures = {baseline: (1.0, 1.0, 0.0)}
     for arm, own in judged.items():
@@ -387,12 +388,12 @@ def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgem
             )
 
     def beaten(arm: str) -> bool:
-        return arm in figures and any(
+        return any(
             all(mine < other for mine, other in zip(figures[arm], theirs, strict=True))
             for theirs in figures.values()
         )
 
-    return {arm for arm in (baseline, *judged) if not beaten(arm)}
+    return {arm for arm in figures if not beaten(arm)} if len(figures) > 1 else set()
 
 
 # ---- The price of a decision -----------------------------------------------------------------

@@ -125,9 +125,7 @@ def notes(menu: Menu) -> list[str]:
         f"{written(-menu.margin, REWARD)}. Power: the chance that an arm equal to the baseline "
         "gets the verdict “no worse”. To decide: the number of further seeds that would lead to a "
         f"decision in {POWER:.0%} of experiments if the observed difference and scatter were the "
-        "true ones, and the time that the trials of these seeds would take. *: no other arm is "
-        "faster, cheaper and higher in reward at the same time, judging by unrounded figures "
-        "(Pareto set)."
+        "true ones, and the time that the trials of these seeds would take. " + _said_of_stars(menu)
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
@@ -158,6 +156,17 @@ def notes(menu: Menu) -> list[str]:
         for row in menu.others
         if row.noise is not None and row.verdict == UNDECIDED
     ]
+
+
+def _said_of_stars(menu: Menu) -> str:
+    if not any(row.in_pareto_set for row in menu.rows):
+        return "No arm has a star, because there are no two arms whose speeds can be compared."
+    unknown = [row.arm for row in menu.others if row.speed is None or row.cost is None]
+    without = f" among the arms other than {', '.join(unknown)}" if unknown else ""
+    return (
+        f"*: no other arm{without} is faster, cheaper and higher in reward at the same time, "
+        "judging by unrounded figures (Pareto set)."
+    )
 
 
 def menu_data(menu: Menu) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from grpo_trainable.storage.object_store import AnyPath, StoredPath, refusal
 ANSWER_S = 5.0  # time limit for connecting to the address
 LOOK_S = 60.0  # time limit for a node's answer, including the start of a process on the node
 TOKEN = (
-    "put the cluster's token in ~/.ray/auth_token on this machine (or in RAY_AUTH_TOKEN), and "
-    f"check that the cluster also runs Ray {ray.__version__}"
+    "if the cluster has a token, put the token in ~/.ray/auth_token on this machine (or in "
+    "RAY_AUTH_TOKEN) and set RAY_AUTH_MODE=token; and check that the cluster also runs Ray "
+    f"{ray.__version__}"
 )
 
 
@@ -55,8 +56,8 @@ def _refuse_silence(address: str) -> None:
         socket.create_connection((found["host"], int(found["port"])), ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"--address {address}: nothing answers there ({error}); to see the address, run "
-            "`ray status` on the head node of the cluster"
+            f"--address {address}: nothing answers there ({error}); `ray start --head` printed "
+            "the address when the cluster started"
         ) from None
 
 

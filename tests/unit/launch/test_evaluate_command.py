@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -243,9 +244,10 @@ class TwoBatches:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_shows_how_far_it_is_also_within_a_batch(terminal, monkeypatch):
+def test_progress_is_shown_also_within_a_batch_and_without_a_terminal(terminal, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream := Stream(terminal=terminal))
     monkeypatch.setattr(evaluate, "DRAWN_EVERY_S", 0.05)
+    monkeypatch.setattr(evaluate, "LINE_EVERY_S", 0.05)
     assert len(evaluate._sampled(TwoBatches())) == 4
     drawn = stream.getvalue()
     if terminal:
@@ -253,4 +255,5 @@ def test_a_terminal_shows_how_far_it_is_also_within_a_batch(terminal, monkeypatc
         assert "token 3 of a batch: 100%" in drawn
         assert "4/4" in drawn
     else:
-        assert drawn == ""
+        last = drawn.splitlines()[-1]
+        assert re.fullmatch(r"\d\d:\d\d:\d\d  2 of 4 responses, token 3 of a batch", last)

@@ -160,14 +160,35 @@ def test_only_an_arm_with_the_same_rounds_is_a_copy(directory):
     assert (found[OTHER].verdict, found[THIRD].verdict) == (NO_WORSE, UNDECIDED)
 
 
-def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
-    write_arm(directory, BASE, 2.0, LOW)
-    write_arm(directory, OTHER, 2.0, LOW)
-    for path in directory.glob("sync-*/result.json"):
+def spoil(directory: Path, arm: str) -> None:
+    """Let other processes disturb every round of an arm."""
+    for path in directory.glob(f"{arm}-*/result.json"):
         path.write_text(
             path.read_text().replace('"lag/max"', '"time/disturbed_fraction": 0.9, "lag/max"')
         )
+
+
+def starred(directory: Path) -> list[str]:
+    return [row.arm for row in menu(directory).rows if row.in_pareto_set]
+
+
+def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, OTHER, 2.0, LOW)
+    spoil(directory, OTHER)
     row = by_arm(menu(directory))[OTHER]
 
     assert (row.speed, row.cost, row.verdict) == (None, None, NO_WORSE)
-    assert row.in_pareto_set
+
+
+def test_an_arm_without_a_speed_gets_no_star(directory):
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, "colocated_k2", 1.0, HIGH)
+    assert starred(directory) == ["colocated_k2"]
+    spoil(directory, "colocated_k2")
+    # Only the baseline has a speed now, so no arms can be compared.
+    assert starred(directory) == []
+    assert "No arm has a star, because there are no two arms" in notes(menu(directory))[0]
+    write_arm(directory, OTHER, 0.8, LOW)
+    assert starred(directory) == [BASE, OTHER]
+    assert "*: no other arm among the arms other than colocated_k2" in notes(menu(directory))[0]
