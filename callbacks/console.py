@@ -106,12 +106,17 @@ class ConsoleCallback(FailSafeCallback):
         now = time.time()
         seconds = now - self._started.get(trial.trial_id, now)
         ended = sum(other.is_finished() or other is trial for other in trials)
-        how = f"stopped after {_rounds(trial)}," if _stopped(trial) else "done"
+        rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
+        if rows:  # after a restore, Tune may not know the newest rows
+            shown = {k: v for k, v in rows[-1].items() if type(v) in (int, float)}
+            self._latest[trial.trial_id] = {**shown, LEFT: 0.0}
+        reached, rounds = _reached(trial, self._latest), config_of(trial).rounds
+        how = "done" if reached == rounds else f"stopped after round {reached} of {rounds},"
         self._show(
             trials,
             trial,
             f"{how} in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})"
-            f"{_disturbed_rounds(trial)}",
+            f"{_disturbed_rounds(trial, rows)}",
         )
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -130,8 +135,9 @@ class ConsoleCallback(FailSafeCallback):
         """Show the last state of all trials, and end the live table."""
         self._show(trials, None, None)
         stop_live_table()
-        if trials and not self._started:
-            print(f"nothing to run: {plural(len(trials), 'trial')} had already ended", flush=True)
+        ended = [trial for trial in trials if trial.is_finished()]
+        if ended and not self._started:
+            print(f"nothing to run: {plural(len(ended), 'trial')} had already ended", flush=True)
 
     def _show(self, trials: Sequence[Any], trial: Any, line: str | None) -> None:
         if _live is not None:
@@ -153,9 +159,8 @@ def _line(trial: Any, text: str) -> str:
     return f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {text}"
 
 
-def _disturbed_rounds(trial: Any) -> str:
+def _disturbed_rounds(trial: Any, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return text about the rounds that other work disturbed, or "" if there are none."""
-    rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
     disturbed = sum(row.get("time/disturbed_fraction", 0.0) > DISTURBED_ABOVE for row in rows)
     if not disturbed:
         return ""
@@ -249,26 +254,23 @@ def _held_back(trial: Any) -> bool:
     return trial.status == "PAUSED" and not _has_reported(trial)
 
 
-def _state(trial: Any) -> str:
+def _state(trial: Any, latest: Mapping[str, Mapping[str, Any]]) -> str:
     """Return how a trial ended, or an empty string if it has not ended."""
     if trial.status == "ERROR":
         return "failed"
     if trial.status != "TERMINATED":
         return ""
-    if trial.last_result.get(DONE):
-        return "stopped" if _stopped(trial) else "done"
-    # If there was no interrupt, a scheduler has stopped the trial.
-    return "interrupted" if save_on_interrupt.requested.is_set() else "stopped"
+    if _reached(trial, latest) == config_of(trial).rounds:
+        return "done"
+    # Without an interrupt, a scheduler or a stopper has stopped the trial.
+    interrupted = save_on_interrupt.requested.is_set() and not trial.last_result.get(DONE)
+    return "interrupted" if interrupted else "stopped"
 
 
-def _stopped(trial: Any) -> bool:
-    """Return True if a trial that has ended was stopped before its last round."""
-    rounds = config_of(trial).rounds
-    return trial.last_result.get("training_iteration", rounds) < rounds
-
-
-def _rounds(trial: Any) -> str:
-    return f"round {trial.last_result['training_iteration']} of {config_of(trial).rounds}"
+def _reached(trial: Any, latest: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the number of rounds that a trial has finished."""
+    rows = trial.last_result, latest.get(trial.trial_id, {})
+    return max(row.get("training_iteration", 0) for row in rows)
 
 
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
@@ -293,11 +295,11 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
     for trial in sorted(begun, key=lambda trial: not trial.is_finished())[hidden:]:
         row = latest.get(trial.trial_id) or trial.last_result or {}
         if "reward/eval_mean" not in row:
-            table.add_row(label(trial), _styled(_state(trial) or "starting"))
+            table.add_row(label(trial), _styled(_state(trial, latest) or "starting"))
             continue
         rows.append(row)
         rounds = config_of(trial).rounds
-        state = _state(trial)
+        state = _state(trial, latest)
         left = "" if state or LEFT not in row else f"{row[LEFT]:.0f} s"
         table.add_row(
             label(trial),
@@ -311,7 +313,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             _bar(row),
             left,
         )
-    states = Counter(map(_state, trials))
+    states = Counter(_state(trial, latest) for trial in trials)
     table.title = f"{states['done']} of {plural(count, 'trial')} done"
     for state in ("stopped", "failed"):
         if states[state]:

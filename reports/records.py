@@ -128,7 +128,7 @@ class TrialRecord:
             return None
         limit = self.config.callbacks.kl_stop
         drifted = limit is not None and (self.last("kl/reference_nats") or 0.0) > limit
-        return f"callbacks.kl_stop={limit:g}" if drifted else "the scheduler"
+        return f"callbacks.kl_stop={limit:g}" if drifted else "a scheduler or stopper"
 
     @property
     def status(self) -> str:
@@ -197,7 +197,7 @@ class TrialRecord:
 
 
 def count_stopped(trials: Sequence[TrialRecord]) -> list[str]:
-    """Return how many trials each cause ended early: `2 stopped by the scheduler`."""
+    """Return how many trials each cause ended early: `2 stopped by a scheduler or stopper`."""
     causes = Counter(trial.stopped_by for trial in trials if trial.stopped_by is not None)
     return [f"{count} stopped by {cause}" for cause, count in causes.items()]
 

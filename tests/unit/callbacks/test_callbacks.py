@@ -581,8 +581,11 @@ def test_the_console_names_trials_that_start_again_and_an_experiment_without_wor
     trial, console = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     console.setup()
     console.on_experiment_end([trial])
+    assert capsys.readouterr().out == ""  # the trial waited for room until it was interrupted
+    trial.status = "TERMINATED"
+    console.on_experiment_end([trial])
     assert capsys.readouterr().out == "nothing to run: 1 trial had already ended\n"
-    trial.last_result = row(3)
+    trial.status, trial.last_result = "RUNNING", row(3)
     console.on_trial_start(3, [trial], trial)
     console.on_experiment_end([trial])
     assert capsys.readouterr().out.endswith("  started again (trial 1 of 1)\n")
@@ -1294,6 +1297,18 @@ def test_a_trial_that_ended_before_its_last_round_is_not_done(
     assert f"0 of 8 trials done,{counted} 7 waiting" in text
     assert state in text
     assert text.count("done") == 1  # in the title
+
+
+def test_a_trial_whose_last_rounds_tune_lost_is_done(tmp_path, capsys):
+    """After SIGKILL, Tune knows round 4, and the trial continues from its checkpoint of round 8."""
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    trial.init_local_path()
+    rows = [json.dumps(row(n)) + "\n" for n in range(1, 9)]
+    Path(trial.local_path, "result.json").write_text("".join(rows))
+    callback.setup(total_num_samples=2)
+    trial.status, trial.last_result = "TERMINATED", row(4, done=False)
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    assert "done in 0 s (1 of 2 trials)" in capsys.readouterr().out
 
 
 def test_a_trial_that_a_scheduler_stopped_is_not_done(tmp_path, capsys):

@@ -229,7 +229,7 @@ def test_status_tells_finished_failed_interrupted_and_not_begun_apart(experiment
         "colocated_k4": "still running or interrupted: round 3 of 4",
         "colocated_k8": "no round yet",
         "sync": "finished",
-        "async_k1": "stopped by the scheduler after round 2 of 4",
+        "async_k1": "stopped by a scheduler or stopper after round 2 of 4",
     }
 
 
@@ -649,9 +649,9 @@ def test_a_trial_that_a_scheduler_stopped_is_not_finished(experiment):
     stopped, finished = sorted(read_experiment(experiment).trials, key=lambda t: t.round)
 
     assert (finished.finished, finished.stopped_by) == (True, None)
-    assert (stopped.finished, stopped.stopped_by) == (False, "the scheduler")
-    assert stopped.status == "stopped by the scheduler after round 2 of 8"
-    assert count_stopped([stopped, finished, stopped]) == ["2 stopped by the scheduler"]
+    assert (stopped.finished, stopped.stopped_by) == (False, "a scheduler or stopper")
+    assert stopped.status == "stopped by a scheduler or stopper after round 2 of 8"
+    assert count_stopped([stopped, finished, stopped]) == ["2 stopped by a scheduler or stopper"]
 
 
 def test_trials_that_ended_early_are_compared_after_equal_numbers_of_samples(experiment):
@@ -661,7 +661,7 @@ def test_trials_that_ended_early_are_compared_after_equal_numbers_of_samples(exp
     text = " ".join(compare(read_experiment(experiment).trials).footnote().split())
 
     assert (
-        "Stopped by the scheduler: async_k1, seed 0 (after round 4 of 8). Comparisons of reward "
+        "Stopped by a scheduler or stopper: async_k1, seed 0 (after round 4 of 8). Comparisons of reward "
         "exclude these trials." in text
     )
     assert (

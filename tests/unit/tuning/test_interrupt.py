@@ -53,7 +53,7 @@ def test_trials_that_a_scheduler_stopped_are_counted_apart(tmp_path):
         rows = [experiments.row(n, done=n == rounds) for n in range(1, rounds + 1)]
         experiments.write_trial(directory, experiments.config(arm, rounds=16), rows)
     assert left_off(read_experiment(directory).trials, planned=5) == [
-        "interrupted: 1 of 5 trials done, 1 stopped by the scheduler, 3 not started"
+        "interrupted: 1 of 5 trials done, 1 stopped by a scheduler or stopper, 3 not started"
     ]
 
 
