@@ -73,6 +73,7 @@ _LOGS = (
 _DIRECTORY = "files are written to STORAGE/NAME, which --storage and --name set"
 _DATA = "save the data with Dataset.save_to_disk, and name the directory in task.train_file"
 _NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is an error"
+_VLLM_MEMORY = "vLLM gets a KV cache for one call, so the other actors keep the rest of the GPU"
 
 NOTHING_ALIKE = (
     trl("top_p", f"{_WHOLE_LAW}; eval.top_p is only for evaluations"),
@@ -94,6 +95,8 @@ NOTHING_ALIKE = (
     trl("sync_ref_model", "the reference is the policy before training, and never changes"),
     trl("deepspeed", "resources.learner_strategy=fsdp2 divides a policy among several learners"),
     trl("per_device_eval_batch_size", "an evaluation uses the same batch size as training"),
+    trl("vllm_gpu_memory_utilization", _VLLM_MEMORY),
+    verl("rollout.gpu_memory_utilization", _VLLM_MEMORY),
     trl("chat_template_kwargs", "copy the template to a file, and change it there"),
     trl(
         "load_in_4bit",
