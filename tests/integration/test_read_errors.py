@@ -1,8 +1,14 @@
-"""A disk that fails briefly while the real command resumes an experiment."""
+"""A disk that fails briefly while the real command resumes an experiment.
+
+At the end, the finished experiment gets a second seed.
+
+tests/unit/storage/test_resume_faults.py makes every other file operation of a resume fail.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -11,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SMALL, parts, trial_directories, tune_command
+from commands import SMALL, parts, trial_directories, tune, tune_command
 from conftest import rows, wait_for
+
+from reports.experiment import read_experiment
 
 ROUNDS = 10
 
@@ -57,13 +65,15 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def resume(experiment: Path, tmp_path: Path, *faults: tuple[Any, ...]) -> tuple[int, str]:
+def resume(
+    experiment: Path, tmp_path: Path, *faults: tuple[Any, ...], max_failures: int
+) -> tuple[int, str]:
     """Resume while the operations in `faults` fail; return exit status and output."""
     (tmp_path / "sitecustomize.py").write_text(FAILING)
     told = [[*fault, str(tmp_path / f"failed-{n}")] for n, fault in enumerate(faults)]
     paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "FAILING": json.dumps(told)}
-    argv = ["--resume", "must", "--name", "cut", "--max-failures", "0"]
+    argv = ["--resume", "must", "--name", "cut", "--max-failures", str(max_failures)]
     done = subprocess.run(
         tune_command(*argv, storage=experiment.parent),
         capture_output=True,
@@ -86,35 +96,68 @@ def written(experiment: Path) -> dict[str, bytes]:
     return {n: p.read_bytes() for n, p in named.items() if not n.startswith(("error.", "params."))}
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "path", "number", "times"),
-    [
-        ("os", "open", "policy-", errno.EIO, ALWAYS),
-        ("os", "listdir", "/cut/colocated_k1-0-", errno.ESTALE, ALWAYS),
-        ("os", "open", "manifest.json", errno.EMFILE, 1),
-    ],
-)
 def test_a_trial_whose_checkpoints_cannot_be_read_is_refused_and_loses_nothing(
-    experiment: Path, tmp_path: Path, owner: str, name: str, path: str, number: int, times: int
+    experiment: Path, tmp_path: Path
 ) -> None:
     before = written(experiment)
-    status, told = resume(experiment, tmp_path, (owner, name, path, number, times))
+    fault = ("os", "open", "policy-", errno.EIO, ALWAYS)
+    status, told = resume(experiment, tmp_path, fault, max_failures=0)
     assert status == 1
-    assert f"cannot be read ({os.strerror(number)}); nothing is lost: try again" in told
+    assert f"cannot be read ({os.strerror(errno.EIO)}); nothing is lost: try again" in told
     assert written(experiment) == before
 
 
-def test_what_the_disk_refuses_once_is_written_with_the_next_round(
-    experiment: Path, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def finished(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    """Finish the experiment on a disk that fails once in three operations, with one retry."""
     faults = [
+        ("os", "open", "manifest.json", errno.EMFILE, 1),
         ("io", "open", "result.json", errno.EIO, 1),
         ("os", "replace", "part-", errno.ENOSPC, 1),
     ]
-    status, told = resume(experiment, tmp_path, *faults)
+    status, told = resume(experiment, tmp_path_factory.mktemp("faults"), *faults, max_failures=1)
+    return experiment, status, told
+
+
+def test_a_trial_that_cannot_read_its_checkpoints_once_goes_on_in_its_next_attempt(
+    finished: tuple[Path, int, str],
+) -> None:
+    _, status, told = finished
     assert status == 0, told
-    (trial,) = trial_directories(experiment)
+    assert f"cannot be read ({os.strerror(errno.EMFILE)}); nothing is lost: try again" in told
+
+
+def test_what_the_disk_refuses_once_is_written_with_the_next_round(
+    finished: tuple[Path, int, str],
+) -> None:
+    (trial,) = trial_directories(finished[0])
     every = list(range(1, ROUNDS + 1))
     assert [row["training_iteration"] for row in rows(trial)] == every
     for kind in ("rollouts", "steps", "versions"):
         assert sorted({entry["round"] for entry in parts(trial, kind)}) == every
+
+
+def digests(directory: Path) -> dict[Path, str]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_an_extended_experiment_is_one_experiment_and_its_first_trial_stays_as_it_was(
+    finished: tuple[Path, int, str],
+) -> None:
+    experiment = finished[0]
+    (first,) = read_experiment(experiment).trials
+    before = digests(first.directory)
+
+    more = tune("--extend", "--name", "cut", "--num-samples", "2", storage=experiment.parent)
+    assert more.returncode == 0, more.stderr
+    record = read_experiment(experiment)
+
+    assert [(t.label, t.finished, t.path[:-1]) for t in record.trials] == [
+        ("colocated_k1/0", True, ()),
+        ("colocated_k1/1", True, ("extensions", "1")),
+    ]
+    assert digests(first.directory) == before
+    assert (record.not_begun, record.problems) == ([], [])
+    assert "Medians over 2 seeds" in more.stdout
+    assert "Added later" in (experiment / "report.html").read_text()
