@@ -12,6 +12,7 @@ one-sided Student bounds, with Holm's correction (1979) over the arms. There are
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -302,11 +303,14 @@ def seeds_for_power(
         The number, or None if it exceeds the maximum of an anytime design, or `MOST_SEEDS`.
     """
     most = min(design.seeds, MOST_SEEDS) if design.anytime else MOST_SEEDS
-    for seeds in range(at_least, most + 1):
+
+    def suffice(seeds: int) -> bool:
         nominal = design.nominal(alpha, seeds)
-        if nominal and power(seeds, distance, nominal) >= POWER:
-            return seeds
-    return None
+        return nominal > 0 and power(seeds, distance, nominal) >= POWER
+
+    numbers = range(at_least, most + 1)
+    found = bisect_left(numbers, True, key=suffice)  # power rises with the number of seeds
+    return numbers[found] if found < len(numbers) else None
 
 
 # ---- Levels of an anytime design -------------------------------------------------------------
