@@ -1,7 +1,6 @@
-"""Ctrl-C in the middle of a round, in our command and in a user's own Tuner.
+"""Ctrl-C and SIGTERM in the middle of a round, in our command and in a user's own Tuner.
 
-The test makes the engine, the reward or the loss hang, so each signal arrives at a known moment of
-a round.
+The test makes the engine or the loss hang, so each signal arrives at a known moment of a round.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from commands import ROOT, SMALL, trial_directories, tune_command
 from commands import tune as tune_to_its_end
-from conftest import checkpoints, fit, rows, untimed, wait_for
-from ray import tune
+from conftest import checkpoints, rows, untimed, wait_for
 
 from grpo_trainable.storage.checkpointing import MANIFEST, STATE, checkpoint_round
 from launch.tune import parse_arguments, plan_of
@@ -33,8 +32,6 @@ OWN = """
 import time
 from pathlib import Path
 
-from grpo_trainable.engines.torch_engine import build_torch_engine
-
 HERE = Path(__file__).parent
 
 
@@ -45,7 +42,6 @@ def hang(name):
 
 
 def score(response, ground_truth):
-    hang("reward")
     return float(len(response) % 3)
 
 
@@ -56,6 +52,9 @@ def double_clip(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_hi
 
 class Engine:
     def __init__(self, setup):
+        # Processes that only score import this file too, and importing torch takes a second.
+        from grpo_trainable.engines.torch_engine import build_torch_engine
+
         self._engine = build_torch_engine(setup)
         self.load = self._engine.load
 
@@ -151,6 +150,16 @@ class Experiment:
         assert self.process is not None
         os.killpg(self.process.pid, number)
 
+    def close_output(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def wait(self) -> int:
+        """Wait until the command ends, and return its exit status."""
+        assert self.process is not None
+        return self.process.wait(timeout=ENOUGH_S)
+
     def end(self) -> tuple[int, str]:
         """Wait until the command ends. Return its exit status and its standard output."""
         assert self.process is not None
@@ -166,37 +175,45 @@ def experiment(tmp_path: Path) -> Iterator[Experiment]:
         experiment.process.kill()
 
 
-def results(trial: Path) -> tuple[list[dict[str, float]], dict[str, str]]:
-    """Return all rows without times, and the digests of the last checkpoint's tensors."""
-    last = max(trial.glob("checkpoint_*"))
-    digests = json.loads((last / MANIFEST).read_text())["files"]
-    return [untimed(row) for row in rows(trial)], {n: d for n, d in digests.items() if n != STATE}
+def tensors(checkpoint: Path) -> dict[str, str]:
+    """Return the digests of a checkpoint's tensors."""
+    digests = json.loads((checkpoint / MANIFEST).read_text())["files"]
+    return {name: digest for name, digest in digests.items() if name != STATE}
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> tune.Result:
-    """Run the trial of the experiment to its end, in this session's Ray."""
+def uninterrupted(
+    begun: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[dict[str, float]], dict[str, str]]:
+    """Run the trial to its end, in this session's Ray.
+
+    Return all rows without times, and the digests of the last checkpoint's tensors.
+    """
     experiment = Experiment(tmp_path_factory.mktemp("uninterrupted"))
     plan = plan_of(parse_arguments(experiment.arguments("colocated_k1")))
-    (result,) = fit(plan.trials[0].to_dict(), experiment.directory)
-    assert result.error is None
-    return result
+    running = begun(plan.trials[0].to_dict())
+    history = [running.train() for _ in range(ROUNDS)]
+    assert history[-1]["done"]
+    running.save_checkpoint(str(experiment.directory / "last"))
+    return [untimed(row) for row in history], tensors(experiment.directory / "last")
 
 
 def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
-    experiment: Experiment, uninterrupted: tune.Result
+    experiment: Experiment, uninterrupted: tuple[list[dict[str, float]], dict[str, str]]
 ) -> None:
-    """A colocated worker samples and trains. It saves a checkpoint while its engine hangs."""
+    """A colocated worker samples and trains. It saves a checkpoint while its engine hangs.
+
+    Nobody reads the output: with `python launch/tune.py | tee log`, a signal also ends `tee`.
+    """
     experiment.start_command("colocated_k1")
     finished = experiment.hang_in("engine")
-    experiment.signal(signal.SIGINT)
-    status, printed = experiment.end()
-    assert status == 130
+    experiment.close_output()
+    experiment.signal(signal.SIGTERM)
+    assert experiment.wait() == 130
     told = experiment.errors.read_text()
-    assert "SIGINT: every trial stops and saves its last finished round" in told
+    assert told.startswith("SIGTERM: every trial stops and saves its last finished round")
     assert f"colocated_k1/0: saved after round {finished} of {ROUNDS}; lost: " in told
     assert f"s of work on round {finished + 1}\n" in told
-    assert f"saved after round {finished} of {ROUNDS}" in printed
     assert len(rows(experiment.trial)) == finished
     (checkpoint,) = checkpoints(experiment.trial)
     assert checkpoint_round(checkpoint) == finished
@@ -206,51 +223,34 @@ def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
     assert resumed.returncode == 0, resumed.stderr
     assert f"continuing from {checkpoint.name} (round {finished})" in resumed.stdout
     assert rows(experiment.trial)[finished]["iterations_since_restore"] == 1
-    assert results(experiment.trial) == results(Path(uninterrupted.path))
+    resumed_rows = [untimed(row) for row in rows(experiment.trial)]
+    assert (resumed_rows, tensors(checkpoints(experiment.trial)[-1])) == uninterrupted
 
 
-def test_a_users_tuner_saves_too_although_nobody_reads_its_output(
+def test_a_users_tuner_finishes_gradient_steps_that_have_begun_and_saves_them(
     experiment: Experiment,
 ) -> None:
     """Nobody reads the output: with `python my_tuner.py | tee log`, Ctrl-C also ends `tee`."""
     script, found = experiment.directory / "my_tuner.py", experiment.directory / "results.json"
     script.write_text(OWN_TUNER)
     config = experiment.directory / "config.json"
-    (trial,) = plan_of(parse_arguments(experiment.arguments("colocated_k1"))).trials
+    (trial,) = plan_of(parse_arguments(experiment.arguments("sync"))).trials
     config.write_text(json.dumps(trial.to_dict()))
     arguments = [str(experiment.directory), str(config), str(found)]
     experiment.start([sys.executable, str(script), *arguments])
-    finished = experiment.hang_in("reward")
-    assert experiment.process is not None
-    assert experiment.process.stdout is not None
-    experiment.process.stdout.close()
-    experiment.signal(signal.SIGINT)
-    experiment.process.wait(timeout=ENOUGH_S)
-    told = experiment.errors.read_text()
-    assert f"saved after round {finished} of {ROUNDS}; lost: " in told
-    (checkpoint,) = checkpoints(experiment.trial)
-    assert json.loads(found.read_text())["checkpoint"] == str(checkpoint)
-    assert checkpoint_round(checkpoint) == len(rows(experiment.trial)) == finished
-
-
-def test_gradient_steps_that_have_begun_are_finished_and_saved(experiment: Experiment) -> None:
-    """Nobody reads the output: with `python launch/tune.py | tee log`, a signal also ends `tee`."""
-    experiment.start_command("sync")
     finished = experiment.hang_in("loss")
-    assert experiment.process is not None
-    assert experiment.process.stdout is not None
-    experiment.process.stdout.close()
-    experiment.signal(signal.SIGTERM)
+    experiment.close_output()
+    experiment.signal(signal.SIGINT)
     begun = f"sync/0: round {finished + 1} has begun its gradient steps and is finished first: "
     wait_for(lambda: begun in experiment.errors.read_text(), ENOUGH_S)
     (experiment.directory / "loss").unlink()
-    assert experiment.process.wait(timeout=ENOUGH_S) == 130
+    assert experiment.wait() == 0
     told = experiment.errors.read_text()
-    assert told.startswith("SIGTERM: ")
+    assert "SIGINT: every trial stops and saves its last finished round" in told
     assert f"sync/0: saved after round {finished + 1} of {ROUNDS}\n" in told
-    assert len(rows(experiment.trial)) == finished + 1
     (checkpoint,) = checkpoints(experiment.trial)
-    assert checkpoint_round(checkpoint) == finished + 1
+    assert json.loads(found.read_text())["checkpoint"] == str(checkpoint)
+    assert checkpoint_round(checkpoint) == len(rows(experiment.trial)) == finished + 1
 
 
 def test_a_second_signal_ends_at_once_says_what_is_lost_and_leaves_no_actor(
