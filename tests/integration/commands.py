@@ -24,6 +24,19 @@ def tune_command(*arguments: str, storage: Path) -> list[str]:
     return [sys.executable, script, *arguments, "--storage", str(storage)]
 
 
+def environment_with(code: str, directory: Path, **variables: str) -> dict[str, str]:
+    """Return an environment in which every Python process runs `code` when it starts.
+
+    Args:
+        code: The code of the module `sitecustomize`, which Python imports.
+        directory: The directory for this module.
+        **variables: Further variables.
+    """
+    (directory / "sitecustomize.py").write_text(code)
+    paths = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": paths, **variables}
+
+
 def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in the directory `cwd`."""
     # The tests set this variable for their own Ray. The command must set it without their help.

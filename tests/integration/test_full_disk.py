@@ -8,12 +8,28 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from commands import SMALL, trial_directories, tune, tune_command
+from commands import SMALL, environment_with, trial_directories, tune, tune_command
 from conftest import checkpoints, rows, wait_for
 
 from grpo_trainable.storage.checkpointing import checkpoint_round
 
 NAME = "full"
+
+# In every process of the command, this code shortens the pauses between the attempts to save the
+# last policy.
+IMPATIENT = """
+import sys, time
+
+plain = time.sleep
+
+
+def sleep(seconds):
+    caller = sys._getframe(1).f_code.co_name
+    plain(min(seconds, 0.1) if caller == "save_persistently" else seconds)
+
+
+time.sleep = sleep
+"""
 
 
 @pytest.fixture
@@ -27,11 +43,17 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
-def test_the_command_ends_with_status_1_and_its_resume_saves_the_policy(disk: Path) -> None:
+def test_the_command_ends_with_status_1_and_its_resume_saves_the_policy(
+    disk: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     argv = ["--space", "async_vs_sync", "--name", NAME, "--set", "arm=colocated_k1", *SMALL]
     argv += ["--iterations", "5", "--set", "checkpoint.every=2", "--max-failures", "0"]
     process = subprocess.Popen(
-        tune_command(*argv, storage=disk), stdout=subprocess.PIPE, text=True, cwd=disk
+        tune_command(*argv, storage=disk),
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=disk,
+        env=environment_with(IMPATIENT, tmp_path_factory.mktemp("site")),
     )
     (trial,) = wait_for(lambda: trial_directories(disk / NAME), 120)
     wait_for(lambda: any((trial / "checkpoint_000000").glob("manifest.json")), 120)

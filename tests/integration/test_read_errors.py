@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SMALL, parts, trial_directories, tune, tune_command
+from commands import SMALL, environment_with, parts, trial_directories, tune, tune_command
 from conftest import rows, wait_for
 
 from reports.experiment import read_experiment
 
 ROUNDS = 10
 
-# The module `sitecustomize`, which Python imports in every process of the command. It makes given
-# file operations fail for paths that contain a given text, up to a total number of failures.
+# In every process of the command, this code makes given file operations fail for paths that contain
+# a given text, up to a total number of failures.
 FAILING = """
 import builtins, io, json, os, pathlib
 
@@ -69,10 +69,7 @@ def resume(
     experiment: Path, tmp_path: Path, *faults: tuple[Any, ...], max_failures: int
 ) -> tuple[int, str]:
     """Resume while the operations in `faults` fail; return exit status and output."""
-    (tmp_path / "sitecustomize.py").write_text(FAILING)
     told = [[*fault, str(tmp_path / f"failed-{n}")] for n, fault in enumerate(faults)]
-    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": paths, "FAILING": json.dumps(told)}
     argv = ["--resume", "must", "--name", "cut", "--max-failures", str(max_failures)]
     done = subprocess.run(
         tune_command(*argv, storage=experiment.parent),
@@ -80,7 +77,7 @@ def resume(
         text=True,
         timeout=300,
         cwd=experiment.parent,
-        env=environment,
+        env=environment_with(FAILING, tmp_path, FAILING=json.dumps(told)),
         check=False,
     )
     for n in range(len(faults)):
