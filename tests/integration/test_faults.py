@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import json
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,9 @@ from grpo_trainable.trainable import DetailedGRPO
 from reports.experiment import read_experiment
 from reports.summary import compare, table
 
-# The module `checkpoints` belongs to the unit tests, so the actors' processes cannot import it.
+# The actors' processes can import neither this file nor `checkpoints`, which belongs to the unit
+# tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(checkpoints)
 
 
@@ -85,50 +90,36 @@ def test_killed_process_costs_no_round_and_leaves_none_twice(
     assert_no_actor_left()
 
 
-def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
-    ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class FullDisk(DetailedGRPO):
-        """A trial that finds a full disk after round 4.
+class FullDisk(DetailedGRPO):
+    """A trial that finds a full disk after round 4.
 
-        After round 2, it also writes a checkpoint that Tune does not record.
-        """
+    After round 2, it also writes a checkpoint that Tune does not record.
+    """
 
-        def save_checkpoint(self, checkpoint_dir: str) -> None:
-            if self.iteration == 4:
-                raise OSError(errno.ENOSPC, "a library's own words")
-            super().save_checkpoint(checkpoint_dir)
-            if self.iteration == 2:
-                checkpoints.write_checkpoint(
-                    Path(self._storage.trial_fs_path, "checkpoint_000004"), nobodys
-                )
-
-    nobodys = TrialState(
-        state={"pipeline": {"learner_round": 0}}, policy={}, optimizer={}, groups=[]
-    )
-
-    (result,) = tune.Tuner(
-        FullDisk,
-        param_space=trial_config(placement="colocated", rounds=5, checkpoint={"every": 2}),
-        run_config=tune.RunConfig(
-            name="full", storage_path=str(tmp_path), verbose=0, callbacks=grpo_callbacks()
-        ),
-    ).fit()
-    assert not result.error
-    trial, lines = Path(result.path), rows(result.path)
-    assert [line["count/checkpoint_failures"] for line in lines] == [0, 0, 0, 0, 1]
-    # The previous checkpoint stays, and no checkpoint is overwritten.
-    found = {path.name: checkpoint_round(path) for path in trial.glob("checkpoint_*")}
-    assert found == {"checkpoint_000000": 2, "checkpoint_000004": 0, "checkpoint_000005": 5}
-    assert "could not be written (No space left on device)" in capsys.readouterr().out
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        if self.iteration == 4:
+            raise OSError(errno.ENOSPC, "a library's own words")
+        super().save_checkpoint(checkpoint_dir)
+        if self.iteration == 2:
+            assert self._storage is not None
+            state = {"pipeline": {"learner_round": 0}}
+            checkpoints.write_checkpoint(
+                Path(self._storage.trial_fs_path, "checkpoint_000004"),
+                TrialState(state=state, policy={}, optimizer={}, groups=[]),
+            )
 
 
-def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_on(
-    ray_session: None, tmp_path: Path
-) -> None:
-    """The reward fails on one of three prompts. Each round has one prompt."""
+@pytest.fixture(scope="module")
+def troubled(
+    ray_session: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[tune.Result, str]:
+    """Run a trial of six rounds on a full disk; return its result and its output.
+
+    The reward fails on one of three prompts. Each round has one prompt.
+    """
+    storage = tmp_path_factory.mktemp("troubled")
     prompts = [{"prompt": f"Write about {word}:", "answer": word} for word in ("a", "b", "bad")]
-    train, held_out, reward = (tmp_path / name for name in ("t.jsonl", "e.jsonl", "reward.py"))
+    train, held_out, reward = (storage / name for name in ("t.jsonl", "e.jsonl", "reward.py"))
     train.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     held_out.write_text(json.dumps(prompts[0]) + "\n")
     reward.write_text(
@@ -139,9 +130,10 @@ def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_
     )
     config = trial_config(
         placement="colocated",
-        rounds=3,
+        rounds=6,
         rollout={"prompts": 1, "unit_prompts": 1},
         eval={"prompts": 1},
+        checkpoint={"every": 2},
         task={
             "train_file": str(train),
             "eval_file": str(held_out),
@@ -149,30 +141,51 @@ def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_
         },
         resources={"deadline_s": 300.0},
     )
-    (result,) = tune.Tuner(
-        DetailedGRPO,
-        param_space=config,
-        run_config=tune.RunConfig(
-            name="skips",
-            storage_path=str(tmp_path),
-            verbose=0,
-            callbacks=grpo_callbacks(console=False),
-        ),
-    ).fit()
+    with redirect_stdout(io.StringIO()) as out:
+        (result,) = tune.Tuner(
+            FullDisk,
+            param_space=config,
+            run_config=tune.RunConfig(
+                name="troubled", storage_path=str(storage), verbose=0, callbacks=grpo_callbacks()
+            ),
+        ).fit()
     assert not result.error
-    trial, history = Path(result.path), rows(result.path)
-    assert [row["training_iteration"] for row in history] == [1, 2, 3]
-    assert (history[-1]["count/skipped_rounds"], history[-1]["version/learner"]) == (1, 2)
-    (skipped,) = (row for row in history if "reward/train_mean" not in row)
+    return result, out.getvalue()
+
+
+def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
+    troubled: tuple[tune.Result, str],
+) -> None:
+    result, out = troubled
+    trial, lines = Path(result.path), rows(result.path)
+    assert [line["count/checkpoint_failures"] for line in lines] == [0, 0, 0, 0, 1, 1]
+    # The previous checkpoint stays, and no checkpoint is overwritten.
+    found = {path.name: checkpoint_round(path) for path in trial.glob("checkpoint_*")}
+    assert found == {"checkpoint_000000": 2, "checkpoint_000004": 0, "checkpoint_000005": 6}
+    assert "could not be written (No space left on device)" in out
+
+
+def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_on(
+    troubled: tuple[tune.Result, str],
+) -> None:
+    """Each pass over the three prompts takes three rounds."""
+    trial, history = Path(troubled[0].path), rows(troubled[0].path)
+    assert [row["training_iteration"] for row in history] == [1, 2, 3, 4, 5, 6]
+    assert (history[-1]["count/skipped_rounds"], history[-1]["version/learner"]) == (2, 4)
+    skipped = [row["training_iteration"] for row in history if "reward/train_mean" not in row]
+    assert len(skipped) == 2
     for kind in ("rollouts", "steps", "versions"):
         parts = {path.name: pq.read_table(path) for path in (trial / kind).glob("*.parquet")}
-        assert len(parts) == 3
-        empty = parts[f"part-{skipped['training_iteration']:08d}.parquet"].num_rows == 0
-        assert empty == (kind != "versions")
+        assert len(parts) == 6
+        for round_ in skipped:
+            empty = parts[f"part-{round_:08d}.parquet"].num_rows == 0
+            assert empty == (kind != "versions")
     with (trial / "progress.csv").open() as file:
         trained = [row["reward/train_mean"] for row in csv.DictReader(file)]
-    assert [value == "" for value in trained] == [row is skipped for row in history]
+    assert [value == "" for value in trained] == [
+        row["training_iteration"] in skipped for row in history
+    ]
     # The report reads the same files.
-    experiment = read_experiment(tmp_path / "skips")
+    experiment = read_experiment(trial.parent)
     assert not experiment.trials[0].problems
     assert experiment.trials[0].arm in table(compare(experiment.trials))
