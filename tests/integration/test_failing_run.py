@@ -1,8 +1,8 @@
-"""Experiments that fail and finish after repairs.
+"""An experiment of two trials that fail for different reasons and finish after repairs.
 
-In the first experiment, a trial fails because a file was edited, and then because a service is
-unavailable. In the second, a trial fails because of a mistake in its reward. The mistake is then
-fixed.
+The reward has a mistake, which the first trial reaches in round 2. Before the second trial starts,
+its keywords file is edited. After both are mended, a service that the second trial needs is
+unavailable.
 """
 
 from __future__ import annotations
@@ -10,157 +10,152 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 from commands import SMALL, trial_directories, tune, tune_command
 from conftest import rows, wait_for
 
 from grpo_trainable.config import GRPOConfig, TaskSettings
-from grpo_trainable.tasks import KeywordTask, keyword_prompt
+from grpo_trainable.tasks import KeywordTask
 from grpo_trainable.tasks.keyword import NOUNS_FILE
+
+PROMPTS = 4  # in a round
 
 REWARD = """
 from pathlib import Path
 
+WEIGHTS = {{"other": 1.0}}
+
+
 def score(response, ground_truth):
-    if Path({flag!r}).exists():
+    if {served!r} in ground_truth and Path({flag!r}).exists():
         raise ConnectionError("no reward")
-    return 1.0
+    kind = "rare" if {rare!r} in ground_truth else "other"
+    return WEIGHTS[kind] * len(response)
 """
-RESUME = ["--resume", "must", "--name", "failing"]
+RESUME = ("--resume", "must", "--name", "failing")
+
+
+@dataclass
+class Story:
+    """The directory of an experiment, and its commands as they ended."""
+
+    storage: Path
+    started: CompletedProcess[str]
+
+    @property
+    def experiment(self) -> Path:
+        return self.storage / "failing"
+
+    @property
+    def trials(self) -> list[Path]:
+        return trial_directories(self.experiment)
+
+
+def words_of_round(words: Path, seed: int, round_: int) -> list[str]:
+    """Return the keywords of the prompts that a trial with this seed trains on in a round."""
+    task = KeywordTask(TaskSettings(keywords_file=str(words), reward="r:s"), seed=seed)
+    indices = range(PROMPTS * (round_ - 1), PROMPTS * round_)
+    truths: list[Any] = [task.train_example(index).ground_truth for index in indices]
+    return [word for keywords in truths for word in keywords]
+
+
+def failed_lines(command: CompletedProcess[str]) -> list[str]:
+    return [line for line in command.stdout.splitlines() if line.startswith("failed: ")]
+
+
+def failures(trial: Path) -> int:
+    return max(map(int, re.findall(r"Failure # (\d+)", (trial / "error.txt").read_text())))
 
 
 @pytest.fixture(scope="module")
-def edited(tmp_path_factory):
-    """Edit the keywords file of a run during the first trial; return storage, status and output."""
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """Run the experiment, and edit the keywords file during the first trial."""
     storage = tmp_path_factory.mktemp("storage")
     words = storage / "words.txt"
     words.write_text(NOUNS_FILE.read_text())
-    (storage / "rewards.py").write_text(REWARD.format(flag=str(storage / "flag")))
+    rare, *_ = words_of_round(words, seed=0, round_=2)
+    first_trial = {word for round_ in (1, 2) for word in words_of_round(words, 0, round_)}
+    served, *_ = (word for word in words_of_round(words, 1, 1) if word not in first_trial)
+    reward = REWARD.format(served=served, flag=str(storage / "flag"), rare=rare)
+    (storage / "rewards.py").write_text(reward)
     argv = ["--space", "async_vs_sync", "--name", "failing", "--set", "arm=colocated_k1", *SMALL]
     argv += ["--set", "task.keywords_file=words.txt", "--set", "task.reward=rewards.py:score"]
-    argv += ["--num-samples", "2", "--iterations", "2", "--max-failures", "0"]
-    process = subprocess.Popen(
-        tune_command(*argv, storage=storage), stdout=subprocess.PIPE, text=True, cwd=storage
-    )
-    wait_for(lambda: trial_directories(storage / "failing"), 120)
-    with words.open("a") as file:
-        file.write("one more\n")
-    out, _ = process.communicate(timeout=120)
-    return storage, process.returncode, out
+    argv += ["--set", "task.strict=true", "--checkpoint-every", "1"]
+    command = tune_command(*argv, "--num-samples", "2", "--iterations", "2", storage=storage)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=storage, **pipes) as process:
+        wait_for(lambda: trial_directories(storage / "failing"), 120)
+        with words.open("a") as file:
+            file.write("one more\n")
+        out, err = process.communicate(timeout=240)
+    return Story(storage, CompletedProcess(command, process.returncode, out, err))
 
 
 @pytest.fixture(scope="module")
-def broken(edited):
-    """Restore the keywords file, and resume with a reward that fails."""
-    storage, *_ = edited
-    (storage / "words.txt").write_text(NOUNS_FILE.read_text())
-    (storage / "flag").touch()
-    done = tune(*RESUME, "--max-failures", "1", storage=storage)
-    (storage / "flag").unlink()
-    return storage, done
+def refused(failed: Story) -> CompletedProcess[str]:
+    """Restore the keywords file, mend the reward, and resume."""
+    (failed.storage / "words.txt").write_text(NOUNS_FILE.read_text())
+    reward = failed.storage / "rewards.py"
+    reward.write_text(reward.read_text().replace("WEIGHTS[kind]", "WEIGHTS.get(kind, 2.0)"))
+    return tune(*RESUME, storage=failed.storage)
 
 
-def failures(experiment: Path) -> int:
-    (errors,) = experiment.glob("*/error.txt")
-    return max(map(int, re.findall(r"Failure # (\d+)", errors.read_text())))
+@pytest.fixture(scope="module")
+def accepted(failed: Story, refused: CompletedProcess[str]) -> CompletedProcess[str]:
+    """Accept the mended reward, and resume while its service is unavailable."""
+    (failed.storage / "flag").touch()
+    options = ("--accept-changed-code", "--max-failures", "1")
+    done = tune(*RESUME, *options, storage=failed.storage)
+    (failed.storage / "flag").unlink()
+    return done
 
 
-def test_a_file_that_is_edited_meanwhile_ends_the_later_trials_and_is_named(edited):
-    storage, status, out = edited
-    assert status == 1
-    (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
-    words = storage / "words.txt"
+def test_a_file_that_is_edited_meanwhile_ends_the_later_trials_and_is_named(failed):
+    assert failed.started.returncode == 1, failed.started.stderr
+    _, line = failed_lines(failed.started)
+    words = failed.storage / "words.txt"
     assert f"task.keywords_file: {words} has changed since this run started" in line
-    for params in (storage / "failing").glob("*/params.json"):
+    for params in failed.experiment.glob("*/params.json"):
         config = json.loads(params.read_text())
         assert GRPOConfig.from_dict(config).to_dict() == config
 
 
-def test_a_trial_that_fails_is_named_and_the_status_is_1(broken):
-    storage, done = broken
-    assert done.returncode == 1
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
-    assert "no reward" in line
-    # The --max-failures=1 of the resume applies, not the 0 of the first command. The first command
-    # had one failure, and the resume had two more.
-    assert failures(storage / "failing") == 1 + 2
+def test_a_failure_that_would_repeat_is_not_retried(failed):
+    line, _ = failed_lines(failed.started)
+    assert "KeyError: 'rare'" in line
+    assert "starts again" not in failed.started.stdout
+    first, *_ = failed.trials
+    assert failures(first) == 1
+    assert len(rows(first)) == 1
 
 
-def test_what_is_mended_goes_on(broken):
-    storage, _ = broken
-    done = tune("--resume", "--name", "failing", storage=storage)
-    assert done.returncode == 0, done.stderr
-    trained = [
-        [row["training_iteration"] for row in rows(trial)]
-        for trial in trial_directories(storage / "failing")
-    ]
-    assert trained == [[1, 2]] * 2
-
-
-# ---- A mistake in a reward -----------------------------------------------------------------------
-
-# A reward function in TRL's form. It fails on prompts whose hint is not "some".
-MISTAKEN = """
-def score(completions, hint, **kwargs):
-    return [float(len(text)) / {"some": 10.0}[hint[0]] for text in completions]
-"""
-MENDED = MISTAKEN.replace("}[hint[0]]", "}.get(hint[0], 20.0)")
-ROUND = 4  # prompts in a round
-
-
-@pytest.fixture(scope="module")
-def mistaken(tmp_path_factory):
-    """Run a trial whose reward fails in round 2; return its storage and the finished process."""
-    storage = tmp_path_factory.mktemp("mistaken")
-    prompts = [keyword_prompt([word]) for word in NOUNS_FILE.read_text().split()[:40]]
-    held_out, *training = [prompts[i : i + 8] for i in range(0, 40, 8)]
-    rows_of(storage / "eval.jsonl", held_out, "some")
-    rows_of(storage / "train.jsonl", training[0], "some")
-    files = {name: str(storage / f"{name}.jsonl") for name in ("train", "eval")}
-    task = KeywordTask(
-        TaskSettings(train_file=files["train"], eval_file=files["eval"], reward="r:s"), seed=0
-    )
-    second = {task.train_example(i).prompt for i in range(ROUND, 2 * ROUND)}
-    rows_of(storage / "train.jsonl", training[0], "some", dict.fromkeys(second, "other"))
-    (storage / "rewards.py").write_text(MISTAKEN)
-    argv = ["--space", "async_vs_sync", "--name", "mistaken", "--set", "arm=colocated_k1", *SMALL]
-    argv += ["--set", "task.train_file=train.jsonl", "--set", "task.eval_file=eval.jsonl"]
-    argv += ["--set", "task.reward=rewards.py:score", "--set", "task.strict=true"]
-    done = tune(*argv, "--iterations", "2", "--checkpoint-every", "1", storage=storage)
-    return storage, done
-
-
-def rows_of(path: Path, prompts: list[str], hint: str, other: dict[str, str] | None = None) -> None:
-    """Write a data file of prompts without true answers, each with a hint."""
-    rows = [{"prompt": prompt, "hint": (other or {}).get(prompt, hint)} for prompt in prompts]
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
-def test_a_failure_that_would_repeat_is_not_retried(mistaken):
-    storage, done = mistaken
-    assert done.returncode == 1, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
-    assert "KeyError: 'other'" in line
-    assert "starts again" not in done.stdout
-    assert failures(storage / "mistaken") == 1
-    (trial,) = trial_directories(storage / "mistaken")
-    assert len(rows(trial)) == 1
-
-
-def test_a_mended_reward_is_accepted_once_the_user_says_so(mistaken):
-    storage, _ = mistaken
-    (storage / "rewards.py").write_text(MENDED)
-    resume = ("--resume", "--name", "mistaken")
-    refused = tune(*resume, storage=storage)
+def test_a_mended_reward_is_accepted_once_the_user_says_so(failed, refused, accepted):
     assert refused.returncode == 2
-    assert f"task.reward: {storage}/rewards.py has changed since this run started" in refused.stderr
+    file = failed.storage / "rewards.py"
+    assert f"task.reward: {file} has changed since this run started" in refused.stderr
     assert "add --accept-changed-code" in refused.stderr
 
-    done = tune(*resume, "--accept-changed-code", storage=storage)
+    assert "task.reward has changed since the checkpoint" in accepted.stdout
+    assert [row["training_iteration"] for row in rows(failed.trials[0])] == [1, 2]
+    assert "Your own files at the last resume" in (failed.experiment / "report.html").read_text()
+
+
+def test_a_trial_that_fails_is_named_and_the_status_is_1(failed, accepted):
+    assert accepted.returncode == 1, accepted.stderr
+    (line,) = failed_lines(accepted)
+    assert "no reward" in line
+    # The --max-failures=1 of the resume applies, not the default, 2. The first
+    # command had one failure, and the resume had two more.
+    assert failures(failed.trials[1]) == 1 + 2
+
+
+def test_what_is_mended_goes_on(failed, accepted):
+    done = tune(*RESUME, storage=failed.storage)
     assert done.returncode == 0, done.stderr
-    assert "task.reward has changed since the checkpoint" in done.stdout
-    (trial,) = trial_directories(storage / "mistaken")
-    assert [row["training_iteration"] for row in rows(trial)] == [1, 2]
-    assert "Your own files at the last resume" in (storage / "mistaken/report.html").read_text()
+    trained = [[row["training_iteration"] for row in rows(trial)] for trial in failed.trials]
+    assert trained == [[1, 2]] * 2
