@@ -70,12 +70,15 @@ class Engine:
 OWN_TUNER = """
 import json, sys
 from pathlib import Path
+import ray
 from ray import tune
 from callbacks import grpo_callbacks
 from grpo_trainable.trainable import register
 
 storage, config, results = sys.argv[1:]
 register()
+# Without an address, Ray would join a cluster of this machine, or wait for one that has ended.
+ray.init(address="local", include_dashboard=False)
 tuner = tune.Tuner(
     "GRPO",
     param_space=json.loads(Path(config).read_text()),
