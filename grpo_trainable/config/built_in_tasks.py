@@ -14,6 +14,7 @@ from grpo_trainable.config.values import (
     Settings,
     choice,
     choice_or_path,
+    flag,
     integer,
     path,
     task_mix,
@@ -25,13 +26,17 @@ MIX = "mix"  # `task.name` of a trial with several tasks
 # Tasks whose prompts make sense only in the environment with the same name.
 GAMES = ("guess", "calculator")
 
-# Tasks that read an answer from a response, and templates whose prompts already contain the
-# beginning of the response.
+# Tasks that read an answer from a response, and forms of prompts that already contain the beginning
+# of the response.
 ANSWERED = ("math", "reasoning_gym")
-BEGIN_RESPONSE = ("short", "r1_zero")
+BEGIN_RESPONSE = ("short", "r1_zero", "completion")
+# Tasks that need longer responses than a story.
+PROBLEMS = (*ANSWERED, "code")
 
 _KEYWORD = one_of("task.name", "keyword")
 _REASONING_GYM = one_of("task.name", "reasoning_gym")
+_CODE = one_of("task.name", "code")
+_FROM_FILES = one_of("task.name", "keyword", "math", "code")
 _NO_TRAIN_FILE = none_given("task.train_file")
 _DATA = "a JSONL file, a Parquet file, or a directory that Dataset.save_to_disk wrote"
 
@@ -60,6 +65,11 @@ def _default_template(model: ModelFacts, answer_in: str, chat_template: str | No
     return "boxed" if boxed else "r1_zero"
 
 
+def _default_code_in(model: ModelFacts, chat_template: str | None) -> str | None:
+    chat = model.has_chat_template if chat_template is None else chat_template != "off"
+    return "block" if chat else None
+
+
 def _is_options(text: str) -> bool:
     try:
         options = json.loads(text)
@@ -76,14 +86,14 @@ class PromptFileSettings(Settings):
         None,
         f"Training prompts, in one of the task's formats (docs/howto): {_DATA}. Without eval_file, "
         "a fifth of the prompts are held out. A hash of each prompt decides which.",
-        read_if=one_of("task.name", "keyword", "math"),
+        read_if=_FROM_FILES,
         also_called=(verl("data.train_files", _DATA),),
     )
     eval_file: str | None = path(
         None,
         f"Held-out prompts: {_DATA}. All prompts in the file are held out. Without train_file, "
-        "training uses the prompts that ship with the task.",
-        read_if=one_of("task.name", "keyword", "math"),
+        "training uses the prompts that ship with the task. The task `code` ships none.",
+        read_if=_FROM_FILES,
         also_called=(verl("data.val_files", _DATA),),
     )
 
@@ -185,6 +195,32 @@ class ReasoningGymSettings(AnswerSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CodeSettings(PromptFileSettings):
+    """Settings of the code task."""
+
+    SECTION: ClassVar[str] = "task"
+
+    code_in: str = choice(
+        ("completion", "block"),
+        "Location of the code in a response: the whole response, which continues the prompt "
+        "(completion), or the last Markdown code block (block). The prompt asks for this form.",
+        read_if=_CODE,
+        default_by=by_model(
+            "a chat model puts its code into a Markdown block",
+            _default_code_in,
+            keys=(f"{GIVEN}model.chat_template",),
+            told="`block` with a chat template",
+        ),
+    )
+    partial_credit: bool = flag(
+        False,
+        "Reward a program that fails some of its tests with the share of the tests that it passes. "
+        "Without partial credit, only a program that passes all of its tests is rewarded.",
+        read_if=(_CODE, none_given("task.reward")),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoSettings(Settings):
     """Empty `task` section of the games and of control. Control reads only `model.env`."""
 
@@ -210,6 +246,7 @@ TASK_SETTINGS: dict[str, type[Settings]] = {
     "keyword": KeywordSettings,
     "math": MathSettings,
     "reasoning_gym": ReasoningGymSettings,
+    "code": CodeSettings,
     "guess": NoSettings,
     "calculator": NoSettings,
     CONTROL: NoSettings,

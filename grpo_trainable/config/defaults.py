@@ -20,7 +20,7 @@ Moment = Literal["absent", "none", "read"]
 
 # Things that a default can depend on besides the values of settings.
 TASKS = "the tasks"  # the names of the trial's tasks; a mix has several
-TEMPLATES = "the templates"  # the templates of all tasks that have a template
+TEMPLATES = "the templates"  # the values of task.template and task.code_in of all tasks
 MODEL = "the model"  # `ModelFacts`, or None for a policy of this package
 # The two settings for the GPUs of the actor that trains. In each placement, one of the two has no
 # effect and stays 0.

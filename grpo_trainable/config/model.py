@@ -87,8 +87,8 @@ class ModelSettings(Settings):
             "the model has a chat template",
             _default_chat_template,
             keys=(TEMPLATES,),
-            told="`on` if the model has a chat template, unless task.template already begins the "
-            "response",
+            told="`on` if the model has a chat template, unless task.template or task.code_in "
+            "already begins the response",
         ),
     )
     system: str | None = text(

@@ -311,9 +311,12 @@ class Given:
         if key == TASKS:
             return frozenset(task["task.name"] for task in self._tasks)
         if key == TEMPLATES:
-            of_template = CHECKS["task.template"]
-            having = [task for task in self._tasks if not of_template.unmet(task)]
-            return frozenset(task["task.template"] for task in having)
+            return frozenset(
+                task[form]
+                for form in ("task.template", "task.code_in")
+                for task in self._tasks
+                if not CHECKS[form].unmet(task)
+            )
         if key == MODEL:
             return self._facts
         if key.startswith(GIVEN):

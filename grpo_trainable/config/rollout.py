@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from grpo_trainable.config import schedule
 from grpo_trainable.config.advantage import COMPARE_A_GROUP, compares_a_group
-from grpo_trainable.config.built_in_tasks import ANSWERED
+from grpo_trainable.config.built_in_tasks import PROBLEMS
 from grpo_trainable.config.conditions import NOT_PLAYED, OF_TEXT, Config, Conflict, is_true, one_of
 from grpo_trainable.config.defaults import TASKS, by_model, by_task, when_read
 from grpo_trainable.config.foreign_names import trl, verl
@@ -25,7 +25,7 @@ _ENABLED = is_true("pools.enabled")
 
 
 def _default_max_new_tokens(model: ModelFacts, tasks: frozenset[str]) -> int | None:
-    if tasks.isdisjoint(ANSWERED):
+    if tasks.isdisjoint(PROBLEMS):
         return None
     context = model.context_length
     return REASONING if context is None else min(REASONING, max(1, context // 2))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from grpo_trainable.config.built_in_tasks import (
     MIX,
     TASK_SETTINGS,
+    CodeSettings,
     KeywordSettings,
     MathSettings,
     MixSettings,
@@ -41,12 +42,14 @@ from grpo_trainable.config.values import (
 from grpo_trainable.plugins import is_reference
 
 MAX_WEIGHT = 1e6  # largest weight of a part of the reward
+CODE_DEADLINE_S = 6  # the sandbox needs 3 s to find a program that sleeps
 PARTS = ("format", "answer")  # the parts of the rewards of built-in tasks with text
 
 
 def scored_apart(reward: str | None, name: str, equality: str, mix: str | None) -> bool:
     """Return True if a task with these settings scores any responses in separate processes."""
-    verified = name == "reasoning_gym" or (name == "math" and equality == "math_verify")
+    tested = name in ("reasoning_gym", "code")
+    verified = tested or (name == "math" and equality == "math_verify")
     mixed = any(_entry_scored_apart(entry) for entry in mix_of(mix).values())
     return reward is not None or is_reference(name) or verified or mixed
 
@@ -59,7 +62,8 @@ def _entry_scored_apart(entry: Entry) -> bool:
 
 SCORED_APART = Condition(
     keys=("task.reward", "task.name", "task.equality", "task.mix"),
-    needs="task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify",
+    needs="task.reward, a task of your own, task.name=reasoning_gym or code, or "
+    "task.equality=math_verify",
     holds=scored_apart,
 )
 # Environments of tasks with text (`env.name`) also run in processes of their own.
@@ -178,7 +182,12 @@ class CommonTaskSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings(
-    MixSettings, ReasoningGymSettings, MathSettings, KeywordSettings, CommonTaskSettings
+    MixSettings,
+    CodeSettings,
+    ReasoningGymSettings,
+    MathSettings,
+    KeywordSettings,
+    CommonTaskSettings,
 ):
     """Prompts, and the scoring of responses.
 
@@ -256,6 +265,24 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         task.name == "reasoning_gym" and task.dataset is None,
         "task.dataset",
         "task.name=reasoning_gym needs the name of a data set, such as chain_sum",
+    )
+    yield (
+        task.name == "code" and task.train_file is None,
+        "task.train_file",
+        "task.name=code needs a file of problems in the layout of HumanEval or MBPP "
+        "(docs/howto/code.md)",
+    )
+    yield (
+        task.name == "code" and task.code_in == "completion" and config.model.chat_template != "off",
+        "task.code_in",
+        f"must be block with model.chat_template={config.model.chat_template}: a chat model answers "
+        "a prompt instead of continuing it",
+    )
+    yield (
+        task.name == "code" and task.reward is None and task.reward_deadline_s < CODE_DEADLINE_S,
+        "task.reward_deadline_s",
+        f"must be >= {CODE_DEADLINE_S} with task.name=code, because a program gets a third of this "
+        "time as CPU time",
     )
     yield (
         task.is_scored_apart and not config.env.plays and enough_s > config.resources.deadline_s,

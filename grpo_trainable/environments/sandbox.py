@@ -3,9 +3,9 @@
 bubblewrap (`bwrap`) puts the code into namespaces that contain only a read-only interpreter, its
 standard library and an empty scratch directory. The code has no network, no environment variables
 and no packages. The code sees no other process, and can start neither processes nor threads. The
-limits are one second of CPU time, 256 MiB of memory, 1 MiB per file and 16 MiB of scratch space. If
-the trainer is root, the code runs as the user nobody. bubblewrap does not need root, but ordinary
-users must be allowed to create user namespaces.
+limits are one second of CPU time unless the caller sets another limit, 256 MiB of memory, 1 MiB per
+file and 16 MiB of scratch space. If the trainer is root, the code runs as the user nobody.
+bubblewrap does not need root, but ordinary users must be allowed to create user namespaces.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
-CPU_S = 1
+CPU_S = 1  # default limit on CPU time
 LOOK_S = 3.0  # interval of checks; code that is asleep at a check is killed
 MEMORY_BYTES = 256 << 20
 FILE_BYTES = 1 << 20
 SCRATCH_BYTES = 16 << 20
 MOST_CHARACTERS = 2000  # maximum length of the output
 NOBODY = 65534
+INSTALL = "install bubblewrap 0.8 or later and let ordinary users create user namespaces"
 
 OTHER_INTERPRETERS = ("/usr/local/bin/python3", "/usr/bin/python3")
 ISOLATED = ("-I", "-S", "-u")  # no user directories, no packages, no buffering
@@ -51,7 +53,7 @@ if libc.syscall(keyctl, join_session_keyring, None) < 0:
     if ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
         raise OSError(ctypes.get_errno(), "no keyring")
 for limit, most in (
-    (resource.RLIMIT_CPU, {CPU_S}),
+    (resource.RLIMIT_CPU, int(sys.argv[2])),
     (resource.RLIMIT_AS, {MEMORY_BYTES}),
     (resource.RLIMIT_FSIZE, {FILE_BYTES}),
     (resource.RLIMIT_NOFILE, 64),
@@ -80,8 +82,24 @@ def run_python(code: str) -> str:
     Raises:
         SandboxError: If this machine cannot run the sandbox.
     """
-    user = NOBODY if os.geteuid() == 0 else None
-    return _run(code, _contained_python(), directory="/", user=user)
+    with tempfile.TemporaryFile() as output:
+        late = _run_contained(code, output)
+        return _said(output, late)
+
+
+def run_silently(code: str, *, cpu_s: int, inherit: Sequence[int]) -> None:
+    """Run code in the sandbox and discard its output.
+
+    Args:
+        code: The code.
+        cpu_s: Limit on CPU time, in seconds.
+        inherit: File descriptors that the code gets, under the same numbers.
+
+    Raises:
+        SandboxError: If this machine cannot run the sandbox.
+    """
+    with open(os.devnull, "r+b", buffering=0) as nowhere:
+        _run_contained(code, nowhere, cpu_s=cpu_s, inherit=inherit)
 
 
 def run_uncontained(code: str) -> str:
@@ -92,8 +110,12 @@ def run_uncontained(code: str) -> str:
     Raises:
         SandboxError: If this machine cannot run the code.
     """
-    with tempfile.TemporaryDirectory(prefix="sandbox-") as directory:
-        return _run(code, [_base_interpreter()], directory=directory, user=None)
+    with (
+        tempfile.TemporaryDirectory(prefix="sandbox-") as directory,
+        tempfile.TemporaryFile() as output,
+    ):
+        late = _run(code, [_base_interpreter()], output, directory=directory, user=None)
+        return _said(output, late)
 
 
 @functools.cache
@@ -108,21 +130,45 @@ def check_containment() -> None:
         raise SandboxError(f"code that should print 42 in the sandbox printed {printed!r}")
 
 
-def _run(code: str, python: Sequence[str], *, directory: str, user: int | None) -> str:
-    with (
-        tempfile.TemporaryFile() as program,
-        tempfile.TemporaryFile() as start,
-        tempfile.TemporaryFile() as output,  # unlike a pipe, a file limits endless output
-    ):
+def _run_contained(
+    code: str, output: IO[bytes], *, cpu_s: int = CPU_S, inherit: Sequence[int] = ()
+) -> bool:
+    user = NOBODY if os.geteuid() == 0 else None
+    python = _contained_python()
+    return _run(code, python, output, directory="/", user=user, cpu_s=cpu_s, inherit=inherit)
+
+
+def _run(
+    code: str,
+    python: Sequence[str],
+    output: IO[bytes],
+    *,
+    directory: str,
+    user: int | None,
+    cpu_s: int = CPU_S,
+    inherit: Sequence[int] = (),
+) -> bool:
+    """Run code, and return True if it took too long.
+
+    Args:
+        code: The code.
+        python: Command that starts Python.
+        output: File for the output. Unlike a pipe, a file limits endless output.
+        directory: Working directory.
+        user: User to run as, or None for the current user.
+        cpu_s: Limit on CPU time, in seconds.
+        inherit: File descriptors that the code gets, besides its output.
+    """
+    with tempfile.TemporaryFile() as program, tempfile.TemporaryFile() as start:
         program.write(code.encode("utf-8", "replace"))
         program.seek(0)
         try:
             process = subprocess.Popen(
-                [*python, *ISOLATED, "-c", START, str(output.fileno())],
+                [*python, *ISOLATED, "-c", START, str(output.fileno()), str(cpu_s)],
                 stdin=program,
                 stdout=start,
                 stderr=subprocess.STDOUT,
-                pass_fds=[output.fileno()],
+                pass_fds=[output.fileno(), *inherit],
                 cwd=directory,
                 env={},
                 user=user,
@@ -140,8 +186,13 @@ def _run(code: str, python: Sequence[str], *, directory: str, user: int | None) 
         said = start.read()
         if not said.endswith(READY):
             raise SandboxError(_last_line(said))
-        output.seek(0)
-        printed = output.read(FILE_BYTES).decode("utf-8", "replace")
+        return late
+
+
+def _said(output: IO[bytes], late: bool) -> str:
+    """Return the output of code that has ended, without the middle of a long output."""
+    output.seek(0)
+    printed = output.read(FILE_BYTES).decode("utf-8", "replace")
     return _cut(printed + "(took too long)" if late else printed)
 
 

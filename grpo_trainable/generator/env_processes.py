@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_trainable.config import EnvSettings, shown
 from grpo_trainable.environments import ENVIRONMENTS, UNSAFE_PYTHON, JSONValue, Turn
-from grpo_trainable.environments.sandbox import SandboxError, check_containment
+from grpo_trainable.environments.sandbox import INSTALL, SandboxError, check_containment
 from grpo_trainable.generator.worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
@@ -169,8 +169,7 @@ def _reference(settings: EnvSettings) -> str:
         except SandboxError as error:
             raise ValueError(
                 f"env.name=python: cannot sandbox the code that the policy writes: {error}; "
-                "install bubblewrap 0.8 or later and let ordinary users create user namespaces, "
-                "or set env.allow_unsafe=true to run the code with all your rights"
+                f"{INSTALL}, or set env.allow_unsafe=true to run the code with all your rights"
             ) from None
     return ENVIRONMENTS.get(settings.name, settings.name)
 

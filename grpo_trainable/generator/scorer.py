@@ -14,10 +14,11 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, TaskSettings
 from grpo_trainable.generator.worker_process import WorkerProcess
 from grpo_trainable.tasks import Example, JSONValue, RewardError, Score, ScoreRequest, Task
 from grpo_trainable.tasks.answers import answer_form
+from grpo_trainable.tasks.code import unverified_score
 from grpo_trainable.tasks.mix import MixTask
 from grpo_trainable.tasks.reward_function import GROUND_TRUTH
 from grpo_trainable.tasks.task import has_failed
@@ -338,15 +339,24 @@ def _scorer_of_one(config: GRPOConfig, task: Task) -> Scorer:
     if not config.task.is_scored_apart:
         return InlineScorer(task.reward)
     reward, made_of = reward_apart(config)
-    own = config.task.has_custom_reward
     return ProcessScorer(
         reward,
         deadline_s=config.task.reward_deadline_s,
         workers=config.resources.reward_workers,
         task=made_of,
-        unverified=None if own else answer_form(config.task).unverified,
+        unverified=_unverified(config.task),
         weights=config.task.part_weights,
     )
+
+
+def _unverified(task: TaskSettings) -> Callable[[str], Score] | None:
+    """Return the function that scores a response for which a built-in reward gives no answer.
+
+    The result is None for a user's reward, for which a missing answer is an error.
+    """
+    if task.has_custom_reward:
+        return None
+    return unverified_score if task.name == "code" else answer_form(task).unverified
 
 
 def reward_apart(config: GRPOConfig) -> tuple[str, dict[str, Any] | None]:

@@ -3,6 +3,7 @@
 `TASKS` lists the built-in tasks.
 """
 
+from grpo_trainable.tasks.code import CodeReward, CodeTask
 from grpo_trainable.tasks.games import CalculatorTask, GuessTask
 from grpo_trainable.tasks.keyword import (
     KeywordTask,
@@ -35,18 +36,20 @@ TASKS = {
     "keyword": "grpo_trainable.tasks.keyword:KeywordTask",
     "math": "grpo_trainable.tasks.math:MathTask",
     "reasoning_gym": "grpo_trainable.tasks.reasoning_gym:ReasoningGymTask",
+    "code": "grpo_trainable.tasks.code:CodeTask",
     "guess": "grpo_trainable.tasks.games:GuessTask",
     "calculator": "grpo_trainable.tasks.games:CalculatorTask",
     "control": "grpo_trainable.control.task:ControlTask",
 }
 
 # `task.name` -> the class of its reward, for tasks that separate processes may score.
-REWARDS = {"math": MathReward, "reasoning_gym": ReasoningGymReward}
+REWARDS = {"math": MathReward, "reasoning_gym": ReasoningGymReward, "code": CodeReward}
 
 __all__ = [
     "REWARDS",
     "TASKS",
     "CalculatorTask",
+    "CodeTask",
     "Example",
     "GuessTask",
     "JSONValue",

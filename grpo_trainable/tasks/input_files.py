@@ -84,6 +84,10 @@ def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
 def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     if task.train_file is None:
         yield "task.keywords_file", task.keywords_file or NOUNS_FILE
+    yield from _prompt_files(task)
+
+
+def _prompt_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     for key, path in (("train_file", task.train_file), ("eval_file", task.eval_file)):
         if path is not None:
             yield from data_files(key, path).items()
@@ -109,6 +113,7 @@ TASK_FILES = {
     "keyword": _keyword_files,
     "math": _math_files,
     "reasoning_gym": _template_file,
+    "code": _prompt_files,
     "guess": _no_files,
     "calculator": _no_files,
     "control": _no_files,

@@ -12,7 +12,12 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
-from grpo_trainable.tasks.prompt_files import sources_in_files, split_files, true_answer
+from grpo_trainable.tasks.prompt_files import (
+    note_on_shared,
+    sources_in_files,
+    split_files,
+    true_answer,
+)
 from grpo_trainable.tasks.row_files import rows_in
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
@@ -161,15 +166,8 @@ class MathTask:
         """
         found = [unmarked_answers(key, path) for key, path in self._files.items()]
         found.insert(0, self._form_note)
-        train = {as_text(problem.prompt) for problem in self._train.rows}
-        held_out = [as_text(problem.prompt) for problem in self._heldout.rows]
-        both = sum(question in train for question in held_out)
-        if both:
-            found.append(
-                f"note: {both:,} of the {len(held_out):,} held-out problems of "
-                f"task.eval_file={self._files['eval_file']} are also trained on, because they are "
-                f"in task.train_file={self._files['train_file']}"
-            )
+        files = self._files["train_file"], self._files.get("eval_file")
+        found.append(note_on_shared(self._train, self._heldout, *files))
         return [note for note in found if note is not None]
 
     def eval_examples(self, count: int) -> list[Example]:

@@ -130,6 +130,20 @@ def sources_in_files(
     return train, f"all of {Path(eval_file).name}"
 
 
+def note_on_shared(
+    train: Rows, heldout: Rows, train_file: str, eval_file: str | None
+) -> str | None:
+    """Return a note if problems in the files are both trained on and held out, else None."""
+    trained = {as_text(problem.prompt) for problem in train.rows}
+    both = sum(as_text(problem.prompt) in trained for problem in heldout.rows)
+    if not both:
+        return None
+    return (
+        f"note: {both:,} of the {heldout.size:,} held-out problems of task.eval_file={eval_file} "
+        f"are also trained on, because they are in task.train_file={train_file}"
+    )
+
+
 def is_held_out(prompt: Prompt) -> bool:
     """Return True if a prompt is held out.
 

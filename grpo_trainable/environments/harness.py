@@ -1,0 +1,75 @@
+"""Run a program and its tests, and report each test. The text of this file runs in the sandbox.
+
+A test is an `assert` statement. A failed test does not end the other tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def is_test(node: ast.AST) -> bool:
+    """Return True for an `assert` statement, unless it asserts a constant, as `assert True`."""
+    return isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)
+
+
+class Watched(ast.NodeTransformer):
+    """Puts each test into a `with` block, which calls a function with the number of the test."""
+
+    def __init__(self, function: str) -> None:
+        self._function = function
+        self._numbers = itertools.count()
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        """Return the statement that replaces an `assert` statement."""
+        if not is_test(node):
+            return node
+        number = ast.Constant(next(self._numbers))
+        call = ast.Call(ast.Name(self._function, ast.Load()), [number], [])
+        return ast.With([ast.withitem(call)], [node])
+
+
+def main(program: str, tests: str, token: str, results: int) -> None:
+    """Run a program and its tests, and write a line for each event.
+
+    The events are `compiled`, and `passed N` and `failed N` for test N. A test in a loop may cause
+    both. Each line begins with the token, which the program does not know.
+
+    Args:
+        program: Source of the program.
+        tests: Source of the tests, which use the program's names.
+        token: Random text.
+        results: File descriptor to write to.
+    """
+    os.dup2(1, 0)  # standard input is this script, with the token in it
+    told: set[str] = set()
+
+    def tell(event: str) -> None:
+        if event not in told:
+            told.add(event)
+            os.write(results, f"{token} {event}\n".encode())
+
+    @contextmanager
+    def watch(number: int) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # a program may raise anything, even SystemExit
+            tell(f"failed {number}")
+        else:
+            tell(f"passed {number}")
+
+    code = compile(program, "<program>", "exec", dont_inherit=True)
+    tell("compiled")
+    module = types.ModuleType("program")
+    sys.modules[module.__name__] = module
+    exec(code, module.__dict__)
+    name = f"watch_{token}"
+    module.__dict__[name] = watch
+    watched = ast.fix_missing_locations(Watched(name).visit(ast.parse(tests)))
+    exec(compile(watched, "<tests>", "exec", dont_inherit=True), module.__dict__)

@@ -1,0 +1,75 @@
+"""Run a program's unit tests in the sandbox, and count the tests that the program passes."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import secrets
+import tempfile
+from dataclasses import dataclass
+
+from grpo_trainable.environments import harness
+from grpo_trainable.environments.sandbox import run_silently
+
+HARNESS = inspect.getsource(harness)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTestResult:
+    """Result of a program's unit tests."""
+
+    compiled: bool  # False: the program is not valid Python
+    passed: int  # number of tests that the program passed
+    count: int  # number of tests
+
+    @property
+    def share(self) -> float:
+        """Share of the tests that the program passed."""
+        return self.passed / self.count
+
+
+def count_tests(tests: str) -> int:
+    """Return the number of tests in `tests`.
+
+    Each `assert` statement is one test, except statements such as `assert True`.
+
+    Raises:
+        ValueError: If `tests` is not valid Python, or contains no test. The message is one line.
+    """
+    try:
+        nodes = ast.walk(ast.parse(tests))
+    except SyntaxError as error:
+        raise ValueError(f"the tests are not valid Python: {error}") from None
+    count = sum(map(harness.is_test, nodes))
+    if count == 0:
+        raise ValueError("the tests have no assert statement")
+    return count
+
+
+def run_tests(program: str, tests: str, *, cpu_s: int = 3) -> UnitTestResult:
+    """Run a program, and then its tests, in the sandbox.
+
+    A test is passed if its `assert` statement ran at least once and never failed. If the program
+    ends or exceeds a limit, it fails the tests that have not run yet. The output of the program is
+    discarded.
+
+    Args:
+        program: Source of the program.
+        tests: Source of the tests. They can use all global names of the program.
+        cpu_s: Limit on CPU time, in seconds, for the program and its tests together.
+
+    Raises:
+        ValueError: If the tests are invalid. The message is one line.
+        SandboxError: If this machine cannot run the sandbox.
+    """
+    count, token = count_tests(tests), secrets.token_hex(16)
+    # The program must not be able to read the file, because the file contains the token.
+    with tempfile.NamedTemporaryFile() as results, open(results.name, "wb") as writable:
+        file = writable.fileno()
+        call = f"main({program!r}, {tests!r}, {token!r}, {file})"
+        run_silently(f"{HARNESS}\n{call}\n", cpu_s=cpu_s, inherit=[file])
+        lines = results.read().decode("utf-8", "replace").split("\n")
+    mark = f"{token} "
+    told = {line.removeprefix(mark) for line in lines if line.startswith(mark)}
+    passed = sum(f"passed {n}" in told and f"failed {n}" not in told for n in range(count))
+    return UnitTestResult(compiled="compiled" in told, passed=passed, count=count)
