@@ -131,7 +131,8 @@ class CommonTaskSettings(Settings):
     reward_deadline_s: float = number(
         10.0,
         "Maximum number of seconds for scoring one response in a separate process. A function that "
-        "scores the responses to a prompt together has this much time for each response.",
+        "scores the responses to a prompt together has this much time for each response. With "
+        "task.name=code, a program may use a third of this time as CPU time.",
         above=0,
         read_if=(SCORED_APART, NOT_PLAYED),
     )

@@ -48,11 +48,11 @@ def main(program: str, tests: str, token: str, results: int) -> None:
         results: File descriptor to write to.
     """
     os.dup2(1, 0)  # standard input is this script, with the token in it
-    told: set[str] = set()
+    reported: set[str] = set()
 
-    def tell(event: str) -> None:
-        if event not in told:
-            told.add(event)
+    def report(event: str) -> None:
+        if event not in reported:
+            reported.add(event)
             os.write(results, f"{token} {event}\n".encode())
 
     @contextmanager
@@ -60,12 +60,12 @@ def main(program: str, tests: str, token: str, results: int) -> None:
         try:
             yield
         except BaseException:  # a program may raise anything, even SystemExit
-            tell(f"failed {number}")
+            report(f"failed {number}")
         else:
-            tell(f"passed {number}")
+            report(f"passed {number}")
 
     code = compile(program, "<program>", "exec", dont_inherit=True)
-    tell("compiled")
+    report("compiled")
     module = types.ModuleType("program")
     sys.modules[module.__name__] = module
     exec(code, module.__dict__)

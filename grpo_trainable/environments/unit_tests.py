@@ -70,6 +70,6 @@ def run_tests(program: str, tests: str, *, cpu_s: int = 3) -> UnitTestResult:
         run_silently(f"{HARNESS}\n{call}\n", cpu_s=cpu_s, inherit=[file])
         lines = results.read().decode("utf-8", "replace").split("\n")
     mark = f"{token} "
-    told = {line.removeprefix(mark) for line in lines if line.startswith(mark)}
-    passed = sum(f"passed {n}" in told and f"failed {n}" not in told for n in range(count))
-    return UnitTestResult(compiled="compiled" in told, passed=passed, count=count)
+    events = {line.removeprefix(mark) for line in lines if line.startswith(mark)}
+    passed = sum(f"passed {n}" in events and f"failed {n}" not in events for n in range(count))
+    return UnitTestResult(compiled="compiled" in events, passed=passed, count=count)
