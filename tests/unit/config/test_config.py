@@ -883,13 +883,13 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             nested(resources__reward_workers=8),
             "resources.reward_workers=8: has no effect with task.reward=none and task.name=keyword "
             "and task.equality=auto and task.mix=none; needs task.reward, a task of your own, "
-            "task.name=reasoning_gym or task.equality=math_verify",
+            "task.name=reasoning_gym or code, or task.equality=math_verify",
         ),
         (
             nested(resources__reward_cpus=1),
             "resources.reward_cpus=1.0: has no effect with env.name=off and task.reward=none and "
             "task.name=keyword and task.equality=auto and task.mix=none; needs an env.name "
-            "other than off, task.reward, a task of your own, task.name=reasoning_gym or "
+            "other than off, task.reward, a task of your own, task.name=reasoning_gym or code, or "
             "task.equality=math_verify",
         ),
         (
@@ -1344,7 +1344,7 @@ def test_another_word_is_refused_with_the_nearest_name():
     )
 
 
-# ---- The math and reasoning_gym tasks ----------------------------------------------------------
+# ---- The math, reasoning_gym and code tasks ----------------------------------------------------
 
 
 def test_a_task_has_its_own_settings_and_no_other_tasks():
@@ -1356,7 +1356,10 @@ def test_a_task_has_its_own_settings_and_no_other_tasks():
     assert math_task.to_dict()["task"].keys() == common | math_keys
     gym = GRPOConfig.from_dict(nested(task__name="reasoning_gym", task__dataset="chain_sum"))
     assert gym.to_dict()["task"].keys() == common | gym_keys
-    for config in (math_task, gym):
+    code = GRPOConfig.from_dict(nested(task__name="code", task__train_file="/p"))
+    code_keys = {"train_file", "eval_file", "code_in", "partial_credit"}
+    assert code.to_dict()["task"].keys() == common | code_keys
+    for config in (math_task, gym, code):
         assert GRPOConfig.from_dict(config.to_dict()) == config
 
 
@@ -1385,7 +1388,7 @@ def test_what_is_verified_apart_has_a_deadline_within_that_of_its_generator():
     assert error(nested(task__name="math", task__reward_deadline_s=301)) == (
         "task.reward_deadline_s=301.0: has no effect with task.reward=none and task.name=math and "
         "task.equality=exact and task.mix=none; needs task.reward, a task of your own, "
-        "task.name=reasoning_gym or task.equality=math_verify"
+        "task.name=reasoning_gym or code, or task.equality=math_verify"
     )
 
 
@@ -1520,6 +1523,7 @@ def test_flatten_undoes_nesting():
     flat = flatten(DEFAULTS)
     assert (flat["k"], flat["optim.betas"], flat["task.reward"]) == (1, [0.9, 0.95], None)
     of_other_tasks = {"template", "answer_in", "equality", "dataset", "size", "options", "mix"}
+    of_other_tasks |= {"code_in", "partial_credit"}
     assert CHECKS.keys() - flat.keys() == {f"task.{name}" for name in of_other_tasks}
     rebuilt: dict = {}
     for key, value in flat.items():

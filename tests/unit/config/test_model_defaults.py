@@ -30,6 +30,7 @@ TEMPLATE = "{{ messages[0].content }}"
 CONTEXT_LENGTH = 8192
 OF_TEXT = {"optim.lr": 5e-6, "optim.warmup_rounds": 5, "callbacks.kl_band": (0.0, 12.0)}
 MATH = {"task": {"name": "math"}}
+CODE = {"name": "code", "train_file": "/p"}
 
 Model = Callable[..., str]
 
@@ -88,8 +89,24 @@ def changed(config: GRPOConfig, **data: Any) -> dict[str, Any]:
                 "callbacks.kl_band": (0.0, 51.2),
             },
         ),
+        (
+            True,
+            {"task": CODE},
+            {
+                **OF_TEXT,
+                "model.chat_template": "on",
+                "task.code_in": "block",
+                "rollout.max_new_tokens": 256,
+                "callbacks.kl_band": (0.0, 51.2),
+            },
+        ),
+        (
+            False,
+            {"task": CODE},
+            {**OF_TEXT, "rollout.max_new_tokens": 256, "callbacks.kl_band": (0.0, 51.2)},
+        ),
     ],
-    ids=["base", "chat", "lora", "chat math", "base gym"],
+    ids=["base", "chat", "lora", "chat math", "base gym", "chat code", "base code"],
 )
 def test_defaults_depend_on_the_model_and_the_task(model: Model, chat, data, defaults):
     path = model(**({"chat_template": TEMPLATE} if chat else {}))
@@ -115,6 +132,23 @@ def test_the_prompt_asks_for_what_the_reward_reads(model: Model, chat, task, exp
     path = model(**({"chat_template": TEMPLATE} if chat else {}))
     config = config_of(path, task={"name": "math", **task})
     assert (config.task.template, config.model.chat_template) == expected
+
+
+@pytest.mark.parametrize(
+    ("chat", "sections", "expected"),
+    [
+        (True, {"task": {"code_in": "completion"}}, ("completion", "off")),
+        (True, {"model": {"chat_template": "off"}}, ("completion", "off")),
+        (False, {"model": {"chat_template": "/my.jinja"}}, ("block", "/my.jinja")),
+        (False, {"task": {"code_in": "block"}}, ("block", "off")),
+    ],
+)
+def test_code_is_a_block_in_an_answer_or_continues_the_prompt(
+    model: Model, chat, sections, expected
+):
+    path = model(**({"chat_template": TEMPLATE} if chat else {}))
+    config = config_of(path, **{**sections, "task": {**CODE, **sections.get("task", {})}})
+    assert (config.task.code_in, config.model.chat_template) == expected
 
 
 @pytest.mark.parametrize("chat", [False, True])

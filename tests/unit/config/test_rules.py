@@ -17,8 +17,10 @@ MATH = {"task.name": "math"}
 GYM = {"task.name": "reasoning_gym", "task.dataset": "chain_sum"}
 CLIPPED = "grpo_clip, dapo, ppo, gspo, gmpo, dppo_tv, dppo_kl, clip_cov"
 CONTROL = {"task.name": "control"}
+CODE = {"task.name": "code", "task.train_file": "/p"}
 SCORED_APART = (
-    "task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify"
+    "task.reward, a task of your own, task.name=reasoning_gym or code, or "
+    "task.equality=math_verify"
 )
 
 HARMLESS = {key: check.harmless for key, check in CHECKS.items() if check.harmless}
@@ -140,7 +142,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         {"task.eval_file": "/e"},
     ),
     **{
-        f"task.{name}": ("/t", GYM, "task.name=reasoning_gym", "task.name=keyword or math", MATH)
+        f"task.{name}": (
+            "/t",
+            GYM,
+            "task.name=reasoning_gym",
+            "task.name=keyword, math or code",
+            MATH,
+        )
         for name in ("train_file", "eval_file")
     },
     **{
@@ -161,6 +169,14 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         f"task.{name}": (value, MATH, "task.name=math", "task.name=reasoning_gym", GYM)
         for name, value in (("dataset", "spell_backward"), ("size", 9), ("options", '{"a": 1}'))
     },
+    "task.code_in": ("block", MATH, "task.name=math", "task.name=code", CODE),
+    "task.partial_credit": (
+        True,
+        {**CODE, **REWARD},
+        "task.reward=my:reward",
+        "task.reward=none",
+        CODE,
+    ),
     "task.match": (
         "substring",
         REWARD,

@@ -1109,8 +1109,8 @@ def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_pat
         (
             "task.name=mine",
             [
-                "task.name=mine: must be one of keyword, math, reasoning_gym, guess, calculator, "
-                "control, mix, or module:Class"
+                "task.name=mine: must be one of keyword, math, reasoning_gym, code, guess, "
+                "calculator, control, mix, or module:Class"
             ],
         ),
     ],
