@@ -274,10 +274,12 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         "(docs/howto/code.md)",
     )
     yield (
-        task.name == "code" and task.code_in == "completion" and config.model.chat_template != "off",
+        task.name == "code"
+        and task.code_in == "completion"
+        and config.model.chat_template != "off",
         "task.code_in",
-        f"must be block with model.chat_template={config.model.chat_template}: a chat model answers "
-        "a prompt instead of continuing it",
+        f"must be block with model.chat_template={config.model.chat_template}: a chat model "
+        "answers a prompt instead of continuing it",
     )
     yield (
         task.name == "code" and task.reward is None and task.reward_deadline_s < CODE_DEADLINE_S,

@@ -32,6 +32,13 @@ ADD = {
     ],
 }
 RIGHT = "def add(a, b):\n    return a + b\n"
+
+
+def before_return(statement: str) -> str:
+    """Return the right program with a statement in its function."""
+    return RIGHT.replace("return", f"{statement}; return")
+
+
 # Name -> program, 1 if it is valid Python, number of tests of `ADD` that it passes.
 PROGRAMS: dict[str, tuple[str, int, int]] = {
     "right": (RIGHT, 1, 4),
@@ -46,7 +53,7 @@ PROGRAMS: dict[str, tuple[str, int, int]] = {
     "class": ("class Sum:\n    def __call__(self, a, b): return a + b\nadd = Sum()", 1, 4),
     "main": (f"{RIGHT}if __name__ == '__main__':\n    1 / 0", 1, 4),
     "prints 10 MB": (f"print('x' * 10_000_000)\n{RIGHT}", 1, 4),
-    "prints 10 MB in each test": (f"{RIGHT.replace('return', 'print(10**7 * str(a)); return')}", 1, 4),
+    "prints 10 MB in each test": (before_return("print(10**7 * str(a))"), 1, 4),
     "writes 10 MB": (f"import os\nos.write(1, bytes(10_000_000))\n{RIGHT}", 1, 4),
     "reads input": (f"try:\n    input()\nexcept EOFError:\n    pass\n{RIGHT}", 1, 4),
     "scratch": (f"open('a', 'w').write('kept')\nassert open('a').read()\n{RIGHT}", 1, 4),
@@ -76,8 +83,8 @@ PROGRAMS: dict[str, tuple[str, int, int]] = {
     # Ends early.
     "exit": ("import os\nos._exit(0)", 1, 0),
     "sys.exit": ("import sys\nsys.exit()", 1, 0),
-    "sys.exit in test 1": (f"import sys\n{RIGHT.replace('return', 'a == 0 and sys.exit(); return')}", 1, 3),
-    "exit in test 1": (f"import os\n{RIGHT.replace('return', 'a == 0 and os._exit(0); return')}", 1, 1),
+    "sys.exit in test 1": (before_return("import sys; a == 0 and sys.exit()"), 1, 3),
+    "exit in test 1": (before_return("import os; a == 0 and os._exit(0)"), 1, 1),
     "kills": ("import os\nos.kill(os.getpid(), 9)", 1, 0),
     # Does not end.
     "loop": ("while True: pass", 1, 0),
@@ -105,12 +112,12 @@ PROGRAMS: dict[str, tuple[str, int, int]] = {
         *(1, 0),
     ),
     "forges results": (
-        "import os\nfor fd in range(64):\n    try:\n        os.write(fd, b'passed 0\\npassed 1\\n')\n"
+        "import os\nfor file in range(64):\n    try:\n        os.write(file, b'passed 0\\n')\n"
         "    except OSError:\n        pass",
         *(1, 0),
     ),
     "reads its own script": ("import os\nos.lseek(0, 0, 0)\nassert os.read(0, 10)", 1, 0),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -160,7 +167,7 @@ def test_a_test_that_fails_once_in_a_loop_fails() -> None:
 
 def test_a_block_uses_the_imports_and_the_functions_of_the_prompt() -> None:
     row = {
-        "prompt": "import math\n\ndef half(x):\n    return x / 2\n\ndef area(d):\n    '''Area.'''\n",
+        "prompt": "import math\ndef half(x):\n    return x / 2\ndef area(d):\n    '''Area.'''\n",
         "entry_point": "area",
         "test": "def check(candidate):\n    assert candidate(4) > half(24)\n",
     }

@@ -19,8 +19,7 @@ CLIPPED = "grpo_clip, dapo, ppo, gspo, gmpo, dppo_tv, dppo_kl, clip_cov"
 CONTROL = {"task.name": "control"}
 CODE = {"task.name": "code", "task.train_file": "/p"}
 SCORED_APART = (
-    "task.reward, a task of your own, task.name=reasoning_gym or code, or "
-    "task.equality=math_verify"
+    "task.reward, a task of your own, task.name=reasoning_gym or code, or task.equality=math_verify"
 )
 
 HARMLESS = {key: check.harmless for key, check in CHECKS.items() if check.harmless}

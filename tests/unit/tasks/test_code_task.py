@@ -168,9 +168,9 @@ def test_the_last_complete_block_is_the_code(response: str, block: str | None) -
         ("    return 1\n\ndef", "HumanEval", "    return 1\n"),
         ("    return 1\nprint(1)\n# end", "HumanEval", "    return 1"),
         ("    return 1\n    # indented\n", "HumanEval", "    return 1\n    # indented\n"),
-        ("def a():\n    pass\ndef b():\n    pass\n[DONE] x", "MBPP", "def a():\n    pass\ndef b():\n    pass\n"),
+        ("def a(): ...\ndef b(): ...\n[DONE] x", "MBPP", "def a(): ...\ndef b(): ...\n"),
     ],
-)  # fmt: skip
+)
 def test_a_completion_ends_at_the_first_stop(response: str, layout: str, code: str) -> None:
     assert completion(response, STOPS[layout]) == code
 
