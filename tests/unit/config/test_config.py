@@ -1045,7 +1045,7 @@ def test_a_loss_whose_ratio_is_to_the_sampler_keeps_it_with_every_engine(loss):
 @pytest.mark.parametrize(
     "data",
     [
-        nested(task__name="code"),
+        nested(task__name="prose"),
         nested(loss__type="vpg"),
         nested(loss__advantage="td"),
         nested(critic__body="tower"),

@@ -459,7 +459,7 @@ def test_every_default_of_a_model_or_a_gpu_tells_its_reason_and_its_value():
     declared = [
         default for check in CHECKS.values() for default in (*check.of_models, *check.of_gpus)
     ]
-    assert len(declared) == 10
+    assert len(declared) == 11
     for default in declared:
         assert default.told
         assert len(default.because) <= 60

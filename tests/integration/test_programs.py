@@ -210,7 +210,7 @@ def test_a_machine_without_bubblewrap_is_refused_in_one_line(
     assert "\n" not in str(no.value)
 
 
-def test_a_trial_scores_the_programs_of_its_responses(trainable: Any, tmp_path: Path) -> None:
+def test_a_trial_scores_the_programs_of_its_responses(begun: Any, tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
     row = {
         "prompt": "def add(a, b):\n",
@@ -220,7 +220,7 @@ def test_a_trial_scores_the_programs_of_its_responses(trainable: Any, tmp_path: 
     file.write_text(json.dumps(row))
     data = trial_config(placement="colocated", rounds=2, eval={"every": 2, "prompts": 1})
     data["task"] = {"name": "code", "train_file": str(file), "eval_file": str(file)}
-    trial = trainable(data)
+    trial = begun(data)
     rows = [trial.train() for _ in range(2)]
     for row in rows:
         assert (row["count/reward_errors"], row["count/unverified"]) == (0, 0)
