@@ -63,8 +63,12 @@ def run_tests(program: str, tests: str, *, cpu_s: int = 3) -> UnitTestResult:
         SandboxError: If this machine cannot run the sandbox.
     """
     count, token = count_tests(tests), secrets.token_hex(16)
-    # The program must not be able to read the file, because the file contains the token.
-    with tempfile.NamedTemporaryFile() as results, open(results.name, "wb") as writable:
+    # The program must not be able to read the file, because the file contains the token. The file
+    # has no name, so nothing remains if this process is killed.
+    with (
+        tempfile.TemporaryFile() as results,
+        open(f"/proc/self/fd/{results.fileno()}", "wb") as writable,
+    ):
         file = writable.fileno()
         call = f"main({program!r}, {tests!r}, {token!r}, {file})"
         run_silently(f"{HARNESS}\n{call}\n", cpu_s=cpu_s, inherit=[file])
