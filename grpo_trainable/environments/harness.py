@@ -38,8 +38,9 @@ class Watched(ast.NodeTransformer):
 def main(program: str, tests: str, token: str, results: int) -> None:
     """Run a program and its tests, and write a line for each event.
 
-    The events are `compiled`, and `passed N` and `failed N` for test N. A test in a loop may cause
-    both. Each line begins with the token, which the program does not know.
+    The events are `compiled`, `passed N` and `failed N` for test N, and `finished`. A test in a
+    loop may cause both `passed` and `failed`. Each line begins with the token, which the program
+    does not know.
 
     Args:
         program: Source of the program.
@@ -73,3 +74,4 @@ def main(program: str, tests: str, token: str, results: int) -> None:
     module.__dict__[name] = watch
     watched = ast.fix_missing_locations(Watched(name).visit(ast.parse(tests)))
     exec(compile(watched, "<tests>", "exec", dont_inherit=True), module.__dict__)
+    report("finished")

@@ -49,9 +49,10 @@ def count_tests(tests: str) -> int:
 def run_tests(program: str, tests: str, *, cpu_s: int = 3) -> UnitTestResult:
     """Run a program, and then its tests, in the sandbox.
 
-    A test is passed if its `assert` statement ran at least once and never failed. If the program
-    ends or exceeds a limit, it fails the tests that have not run yet. The output of the program is
-    discarded.
+    A test is passed if its `assert` statement ran at least once and never failed. If the tests do
+    not run to their end, because of a limit or of an error outside the `assert` statements, the
+    program fails the tests that have not run yet, and at least one test. The output of the program
+    is discarded.
 
     Args:
         program: Source of the program.
@@ -76,4 +77,6 @@ def run_tests(program: str, tests: str, *, cpu_s: int = 3) -> UnitTestResult:
     mark = f"{token} "
     events = {line.removeprefix(mark) for line in lines if line.startswith(mark)}
     passed = sum(f"passed {n}" in events and f"failed {n}" not in events for n in range(count))
+    if "finished" not in events:
+        passed = min(passed, count - 1)
     return UnitTestResult(compiled="compiled" in events, passed=passed, count=count)

@@ -165,6 +165,15 @@ def test_a_test_that_fails_once_in_a_loop_fails() -> None:
     assert run_tests("def f(i): return i % 9", tests).passed == 1
 
 
+def test_an_error_outside_the_asserts_fails_a_test() -> None:
+    raises = "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass\n"
+    right = "def f(i):\n    if i < 0: raise ValueError\n    return i"
+    for tests in (f"assert f(1) == 1\n{raises}", f"{raises}assert f(1) == 1\n"):
+        assert run_tests(right, tests).share == 1
+        assert run_tests("def f(i): return i", tests).share == 0
+    assert run_tests("def f(i): return 1 / i", "assert f(1) == 1\nf(0)").passed == 0
+
+
 def test_a_block_uses_the_imports_and_the_functions_of_the_prompt() -> None:
     row = {
         "prompt": "import math\ndef half(x):\n    return x / 2\ndef area(d):\n    '''Area.'''\n",
