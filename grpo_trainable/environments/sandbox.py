@@ -1,11 +1,12 @@
 """Run a policy's code in an isolated Python interpreter.
 
 bubblewrap (`bwrap`) puts the code into namespaces that contain only a read-only interpreter, its
-standard library and an empty scratch directory. The code has no network, no environment variables
-and no packages. The code sees no other process, and can start neither processes nor threads. The
-limits are one second of CPU time unless the caller sets another limit, 256 MiB of memory, 1 MiB per
-file and 16 MiB of scratch space. If the trainer is root, the code runs as the user nobody.
-bubblewrap does not need root, but ordinary users must be allowed to create user namespaces.
+standard library and an empty scratch directory. The code has no network and no packages, and none
+of the trainer's environment variables. Sets have the same order in every run. The code sees no
+other process, and can start neither processes nor threads. The limits are one second of CPU time
+unless the caller sets another limit, 256 MiB of memory, 1 MiB per file and 16 MiB of scratch space.
+If the trainer is root, the code runs as the user nobody. bubblewrap does not need root, but
+ordinary users must be allowed to create user namespaces.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ os.write(1, {READY!r})
 os.dup2(output, 1)
 os.dup2(output, 2)
 os.close(output)
-os.execve(sys.executable, [sys.executable, *{ISOLATED}, "-"], {{}})
+# With -I, Python would ignore the hash seed.
+python = [sys.executable, "-s", "-S", "-u", "-"]
+os.execve(sys.executable, python, {{"PYTHONHASHSEED": "0"}})
 """
 
 

@@ -165,6 +165,12 @@ def test_a_test_that_fails_once_in_a_loop_fails() -> None:
     assert run_tests("def f(i): return i % 9", tests).passed == 1
 
 
+def test_random_numbers_and_the_order_of_sets_are_the_same_in_every_run() -> None:
+    program = "import random\nparts = [random.random(), *{*'abcdefgh'}]"
+    tests = "\n".join(f"assert hash(str(parts)) >> {bit} & 1" for bit in range(64))
+    assert run_tests(program, tests) == run_tests(program, tests)
+
+
 def test_an_error_outside_the_asserts_fails_a_test() -> None:
     raises = "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass\n"
     right = "def f(i):\n    if i < 0: raise ValueError\n    return i"

@@ -68,7 +68,10 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("import math, decimal, hashlib, json, datetime, zlib; print('é')", "é"),
         ("import sys; print('out'); print('err', file=sys.stderr)", "out\nerr"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("import os; print(os.listdir('.'), {*os.environ} <= {'LC_CTYPE'})", "[] True"),
+        (
+            "import os; print(os.listdir('.'), {*os.environ} - {'LC_CTYPE'})",
+            "[] {'PYTHONHASHSEED'}",
+        ),
         ("open('a', 'w').write('kept'); print(open('a').read())", "kept"),
         ("input()", "EOFError"),
         ("print(1)\0", "null bytes" if sys.version_info >= (3, 12) else "1"),
@@ -328,7 +331,10 @@ def test_code_runs_uncontained_where_the_user_says_so_and_is_warned(
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("import os; print(os.listdir('.'), {*os.environ} <= {'LC_CTYPE'})", "[] True"),
+        (
+            "import os; print(os.listdir('.'), {*os.environ} - {'LC_CTYPE'})",
+            "[] {'PYTHONHASHSEED'}",
+        ),
         ("x = bytearray(1 << 30)", "MemoryError"),
         ("while True: pass", "(took too long)"),
         ("import time; time.sleep(60)", "(took too long)"),
