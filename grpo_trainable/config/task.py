@@ -42,7 +42,7 @@ from grpo_trainable.config.values import (
 from grpo_trainable.plugins import is_reference
 
 MAX_WEIGHT = 1e6  # largest weight of a part of the reward
-CODE_DEADLINE_S = 6  # the sandbox needs 3 s to find a program that sleeps
+CODE_DEADLINE_S = 6  # the sandbox ends a program that sleeps after 3 s
 PARTS = ("format", "answer")  # the parts of the rewards of built-in tasks with text
 
 
@@ -284,8 +284,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         task.name == "code" and task.reward is None and task.reward_deadline_s < CODE_DEADLINE_S,
         "task.reward_deadline_s",
-        f"must be >= {CODE_DEADLINE_S} with task.name=code, because a program gets a third of this "
-        "time as CPU time",
+        f"must be >= {CODE_DEADLINE_S} with task.name=code, because the sandbox takes 3 s to end a "
+        "program that sleeps",
     )
     yield (
         task.is_scored_apart and not config.env.plays and enough_s > config.resources.deadline_s,

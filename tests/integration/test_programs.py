@@ -196,22 +196,27 @@ def test_a_block_uses_the_imports_and_the_functions_of_the_prompt() -> None:
     assert CodeReward(config().task).reward(said, continued) == Score(1.0, 1.0, 1.0)
 
 
-def test_reward_processes_score_programs_and_end_with_them(tmp_path: Path) -> None:
+def test_reward_processes_score_programs_and_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     file = tmp_path / "problems.jsonl"
     file.write_text("\n".join(json.dumps({**ADD, "text": f"Add {i}."}) for i in range(20)))
-    trial = config(str(file))
-    names = ("right", "loop", "fork", "memory", "endless output", "colon")
+    trial = config(str(file), reward_deadline_s=60)
+    names = ("right", "fork", "memory", "exit", "colon")
     requests = [ScoreRequest(PROGRAMS[name][0], TRUTH) for name in names]
     with closing(make_scorer(trial, build_task(trial))) as scorer:
-        scores = scorer.score(requests)
-        assert [score.reward for score in scores if isinstance(score, Score)] == [1, 0, 0, 0, 0, 0]
-        assert all(isinstance(score, Score) and score.verified for score in scores)
+        right, wrong, invalid = Score(1.0, 1.0, 1.0), Score(0.0, 1.0, 0.0), Score(0.0, 0.0, 0.0)
+        assert scorer.score(requests) == [right, wrong, wrong, wrong, invalid]
         with ThreadPoolExecutor(1) as pool:
             asleep = pool.submit(scorer.score, [ScoreRequest(PROGRAMS["sleep"][0], TRUTH)])
             wait_for(contained_processes, 60.0)
             scorer.close()
             asleep.result()
     wait_for(lambda: not contained_processes(), 60.0)
+    assert not list(temporary.iterdir())
 
 
 def test_a_machine_without_bubblewrap_is_refused_in_one_line(

@@ -234,8 +234,8 @@ def test_an_example_depends_on_the_seed_and_the_index_alone(problems: Callable[.
         ),
         (
             {"task": {"reward_deadline_s": 5}},
-            "task.reward_deadline_s=5.0: must be >= 6 with task.name=code, because a program gets "
-            "a third of this time as CPU time",
+            "task.reward_deadline_s=5.0: must be >= 6 with task.name=code, because the sandbox "
+            "takes 3 s to end a program that sleeps",
         ),
     ],
 )
