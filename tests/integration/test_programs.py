@@ -151,8 +151,7 @@ def test_every_kind_of_program_has_its_score_and_leaves_no_process(
         for name, (_, compiled, passed) in PROGRAMS.items()
     }
     assert found == expected
-    for name, reward in (("right", 1.0), ("times", 0.0), ("loop in test 1", 0.0)):
-        monkeypatch.setattr(binary, "_cpu_s", 1)
+    for name, reward in (("right", 1.0), ("times", 0.0)):
         assert binary.reward(programs[name], TRUTH).reward == reward
     wait_for(lambda: not contained_processes(), 60.0)
 
@@ -232,18 +231,17 @@ def test_a_machine_without_bubblewrap_is_refused_in_one_line(
 
 def test_a_trial_scores_the_programs_of_its_responses(begun: Any, tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
-    row = {
+    problem = {
         "prompt": "def add(a, b):\n",
         "entry_point": "add",
         "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
     }
-    file.write_text(json.dumps(row))
-    data = trial_config(placement="colocated", rounds=2, eval={"every": 2, "prompts": 1})
+    file.write_text(json.dumps(problem))
+    data = trial_config(placement="colocated", rounds=1, eval={"every": 1, "prompts": 1})
     data["task"] = {"name": "code", "train_file": str(file), "eval_file": str(file)}
     trial = begun(data)
-    rows = [trial.train() for _ in range(2)]
-    for row in rows:
-        assert (row["count/reward_errors"], row["count/unverified"]) == (0, 0)
-        assert row["reward/train_mean"] == row["reward/answer_mean"] == 0
-    table = pa.Table.from_pydict(rows[-1].details.rollouts, SCHEMAS["rollouts"]).to_pylist()
+    row = trial.train()
+    assert (row["count/reward_errors"], row["count/unverified"]) == (0, 0)
+    assert row["reward/train_mean"] == row["reward/answer_mean"] == 0
+    table = pa.Table.from_pydict(row.details.rollouts, SCHEMAS["rollouts"]).to_pylist()
     assert json.loads(table[0]["ground_truth"])["layout"] == "HumanEval"
