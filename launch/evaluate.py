@@ -364,8 +364,9 @@ def _failed(reason: str) -> int:
 
 
 def _sampled(evaluator: Evaluator) -> list[Generation]:
-    """Return all responses, and show progress on standard error: a bar, or lines without a terminal.
+    """Return all responses, and show progress on standard error.
 
+    On a terminal, progress is a bar. Otherwise, a line appears every half minute.
     A batch may take minutes. Meanwhile, the number of sampled tokens is shown.
     """
     from tqdm import tqdm

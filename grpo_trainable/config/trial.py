@@ -373,9 +373,10 @@ def prepared(
 def explained_defaults(config: GRPOConfig) -> dict[str, str]:
     """Return the keys whose value is the default for the model or for a GPU, with the reasons."""
     settings, found = config.to_dict(), {}
+    given = Given(settings)
     explained = {key for key, check in CHECKS.items() if check.of_models or check.of_gpus}
     for key in [key for key in flatten(settings) if key in explained]:
-        value, reason = default_beside(config, key)
+        value, reason = _default_beside(given, key)
         if reason and value == config[key]:
             found[key] = reason
     return found
@@ -386,7 +387,11 @@ def default_beside(config: GRPOConfig, key: str) -> tuple[Any, str]:
 
     The reason is empty if the default does not depend on the model or on GPUs.
     """
-    value, reason = Given(config.to_dict()).without(key).default_of(key) or (None, "")
+    return _default_beside(Given(config.to_dict()), key)
+
+
+def _default_beside(given: Given, key: str) -> tuple[Any, str]:
+    value, reason = given.without(key).default_of(key) or (None, "")
     return converted(key, value, CHECKS[key]) if reason else None, reason
 
 

@@ -563,7 +563,9 @@ def test_trials_that_a_scheduler_stopped_are_counted_apart(experiment):
     write_trial(experiment, config("sync", rounds=4), rows[:2])
     page, _ = write(experiment)
 
-    assert "2 arms × 1 seed: 2 trials, 1 finished, 1 stopped by a scheduler or stopper" in page.words
+    assert (
+        "2 arms × 1 seed: 2 trials, 1 finished, 1 stopped by a scheduler or stopper" in page.words
+    )
     assert "sync/0: stopped by a scheduler or stopper after round 2 of 4" in page.words
     assert "Stopped by a scheduler or stopper: sync, seed 0 (after round 2 of 4)." in page.words
 

@@ -1080,13 +1080,14 @@ def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
         report([callback], trial, row(round_, **values, **{"response/length_mean": 12.4}))
     callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
     lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
-    assert [line.split()[1] for line in lines] == ["started", "round", "round", "round", "done"]
+    assert [line.split()[1] for line in lines] == ["started", *["round"] * 3, "stopped"]
     assert "round 1/8 · held-out 0.500 (round 0) · train" in lines[1]
     assert "round 4/8 · held-out 0.500 · train" in lines[3]
     assert "KL 1.25" in lines[3]
     assert "12 tokens per response" in lines[3]
     assert "8 s left" in lines[3]
     assert "started (trial 1 of 6)" in lines[0]
+    assert "stopped after round 5 of 8, in " in lines[4]
     assert "(1 of 6 trials)" in lines[4]
 
 
