@@ -661,8 +661,8 @@ def test_trials_that_ended_early_are_compared_after_equal_numbers_of_samples(exp
     text = " ".join(compare(read_experiment(experiment).trials).footnote().split())
 
     assert (
-        "Stopped by a scheduler or stopper: async_k1, seed 0 (after round 4 of 8). Comparisons of reward "
-        "exclude these trials." in text
+        "Stopped by a scheduler or stopper: async_k1, seed 0 (after round 4 of 8). Comparisons of "
+        "reward exclude these trials." in text
     )
     assert (
         "Held-out rewards after 256 responses, the last point at which all trials were evaluated: "
