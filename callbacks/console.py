@@ -107,10 +107,14 @@ class ConsoleCallback(FailSafeCallback):
         seconds = now - self._started.get(trial.trial_id, now)
         ended = sum(other.is_finished() or other is trial for other in trials)
         rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
-        if rows:  # after a restore, Tune may not know the newest rows
+        rounds = config_of(trial).rounds
+        # After a restore, Tune may not know the newest rows. But after an interrupt, the file may
+        # have rows that the trial would have repeated.
+        whole = bool(rows) and rows[-1]["training_iteration"] == rounds
+        if whole and not save_on_interrupt.requested.is_set():
             shown = {k: v for k, v in rows[-1].items() if type(v) in (int, float)}
-            self._latest[trial.trial_id] = {**shown, LEFT: 0.0}
-        reached, rounds = _reached(trial, self._latest), config_of(trial).rounds
+            self._latest[trial.trial_id] = shown
+        reached = _reached(trial, self._latest)
         how = "done" if reached == rounds else f"stopped after round {reached} of {rounds},"
         self._show(
             trials,

@@ -226,7 +226,7 @@ def menu_of(
             faults=faults[arm],
             noise=_noise(arms.get(arm, ()), arms[baseline], files),
             price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
-            in_pareto_set=arm in pareto and not faults[arm],
+            in_pareto_set=arm in pareto,
             ended_early=ended_early[arm],
         )
 
@@ -238,7 +238,7 @@ def menu_of(
         faults=faults[baseline],
         noise=None,
         price=None,
-        in_pareto_set=baseline in pareto and not faults[baseline],
+        in_pareto_set=baseline in pareto,
         ended_early=ended_early[baseline],
     )
     return Menu(

@@ -160,13 +160,13 @@ def notes(menu: Menu) -> list[str]:
 
 def _said_of_stars(menu: Menu) -> str:
     if not any(row.in_pareto_set for row in menu.rows):
-        return "No arm has a star, because there are no two arms whose speeds can be compared."
-    unknown = [row.arm for row in menu.others if row.speed is None or row.cost is None]
-    without = f" among the arms other than {', '.join(unknown)}" if unknown else ""
-    return (
-        f"*: no other arm{without} is faster, cheaper and higher in reward at the same time, "
-        "judging by unrounded figures (Pareto set)."
+        return "No arm has a star, because no arm's speed, cost and reward can all be compared."
+    told = (
+        "*: no other arm is faster, cheaper and higher in reward at the same time, judging by "
+        "unrounded figures (Pareto set)."
     )
+    left_out = [row.arm for row in menu.others if None in (row.speed, row.cost, row.judgement)]
+    return f"{told} Not compared: {', '.join(left_out)}." if left_out else told
 
 
 def menu_data(menu: Menu) -> dict[str, Any]:

@@ -159,17 +159,21 @@ class SearchSpace:
         }
 
     def named(self, fixed: Mapping[str, Any]) -> list[str]:
-        """Return the arms that `fixed` names, such as `sync,async_k1`, in this order.
+        """Return the arms that `fixed` names, such as `sync,async_k1`, in the space's order.
 
         Raises:
             ConfigError: `fixed` names an arm that the space does not have.
         """
-        arms = list(dict.fromkeys(str(fixed["arm"]).split(","))) if "arm" in fixed else []
-        for arm in arms:
-            if arm not in self.arms:
-                hint = did_you_mean(arm, self.arms) or f"valid: {', '.join(self.arms)}"
-                raise ConfigError(f"arm={arm}: not an arm of {self.name}; {hint}")
-        return arms
+        wanted = [arm.strip() for arm in str(fixed["arm"]).split(",")] if "arm" in fixed else []
+        for arm in wanted:
+            self.refuse_unknown(arm, f"arm={arm}")
+        return [arm for arm in self.arms if arm in wanted]
+
+    def refuse_unknown(self, arm: str, given: str) -> None:
+        """Raise a ConfigError that begins with `given`, if the space does not have an arm."""
+        if arm not in self.arms:
+            hint = did_you_mean(arm, self.arms) or f"valid: {', '.join(self.arms)}"
+            raise ConfigError(f"{given}: not an arm of {self.name}; {hint}")
 
     def _chosen_arms(self, fixed: Mapping[str, Any], without: Collection[str]) -> list[str]:
         return self.named(fixed) or [arm for arm in self.arms if arm not in without]

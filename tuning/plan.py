@@ -573,9 +573,7 @@ class Plan:
             UsageError: The space does not have one of the added arms.
         """
         for arm in self.options.added_arms:
-            if arm not in self.space.arms:
-                hint = did_you_mean(arm, self.space.arms) or f"valid: {', '.join(self.space.arms)}"
-                raise UsageError(f"--arm {shown(arm)}: not an arm of {self.space.name}; {hint}")
+            self.space.refuse_unknown(arm, f"--arm {shown(arm)}")
         return [*self._arms_before(), *self.options.added_arms]
 
     def _resolved(self, seeds: Iterable[int], added: Collection[str]) -> list[GRPOConfig]:

@@ -383,7 +383,7 @@ def explained_defaults(config: GRPOConfig) -> dict[str, str]:
 
 
 def default_beside(config: GRPOConfig, key: str) -> tuple[Any, str]:
-    """Return the default of a key beside the other settings, and the reason for it.
+    """Return the default of a key given the other settings, and the reason for it.
 
     The reason is empty if the default does not depend on the model or on GPUs.
     """

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from grpo_trainable.config import shown
 from grpo_trainable.tasks.messages import Prompt, as_text
 from grpo_trainable.tasks.order import Rows
 from grpo_trainable.tasks.row_files import Row, rows_in
@@ -17,6 +18,7 @@ from grpo_trainable.text import plural
 
 logger = logging.getLogger(__name__)
 
+MOST_COLUMNS = 20  # columns that an error names
 HELD_OUT_PROMPTS = 0.20  # held-out share of `train_file` if `eval_file` is not set
 
 # Converts a row of a data file to an example. Raises ValueError for a bad row.
@@ -48,17 +50,23 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
         except ValueError as error:
             mistakes.append(f"{place}: {error}")
             if strict:
-                raise ValueError(f"task.{key}={path}: {mistakes[0]}") from None
+                raise ValueError(f"task.{key}={path}: {mistakes[0]}{_named(columns)}") from None
     examples = _with_equal_columns(examples)
     if not examples:
         first = f"; {mistakes[0]}" if mistakes else ""
-        found = f"; the columns are {', '.join(columns)}" if columns else ""
-        raise ValueError(f"task.{key}={path}: has no valid row{first}{found}")
+        raise ValueError(f"task.{key}={path}: has no valid row{first}{_named(columns)}")
     if mistakes:
         more = len(mistakes) - 1
         rest = f", and {plural(more, 'more bad row')}" if more else ""
         logger.warning("task.%s=%s: %s%s; skipped", key, path, mistakes[0], rest)
     return examples
+
+
+def _named(columns: Sequence[str]) -> str:
+    """Return the names of the columns in brackets, in one line."""
+    names = [shown(name) for name in columns[:MOST_COLUMNS]]
+    rest = [f"{len(columns) - MOST_COLUMNS} more"] if len(columns) > MOST_COLUMNS else []
+    return f" (columns: {', '.join([*names, *rest])})" if columns else ""
 
 
 def _with_equal_columns(examples: list[Example]) -> list[Example]:

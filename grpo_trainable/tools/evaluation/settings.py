@@ -109,7 +109,7 @@ def _task_name(assignments: Sequence[str], asked: Mapping[str, Any]) -> str | No
 def _trial_settings(trained: TrainedPolicy | None, task: str | None) -> dict[str, Any]:
     """Return a nested copy of the trial's settings, with `task` as the task to evaluate."""
     settings = {} if trained is None else trained.config.to_dict()
-    of_eval = settings.get("eval", {})  # drop how the trial plans its evaluations
+    of_eval = settings.get("eval", {})  # leave out settings that only schedule evaluations
     settings["eval"] = {k: v for k, v in of_eval.items() if f"eval.{k}" not in OF_TRAINING}
     own = settings.setdefault("task", {})
     if task is not None and task != own.get("name"):

@@ -1310,6 +1310,7 @@ def test_a_trial_whose_last_rounds_tune_lost_is_done(tmp_path, capsys):
     trial.status, trial.last_result = "TERMINATED", row(4, done=False)
     callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
     assert "done in 0 s (1 of 2 trials)" in capsys.readouterr().out
+    assert "1 of 2 trials done" in rendered(live_table([trial], callback._latest, 2))
 
 
 def test_a_trial_that_a_scheduler_stopped_is_not_done(tmp_path, capsys):

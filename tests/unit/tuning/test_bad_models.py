@@ -121,7 +121,7 @@ def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: 
     for task, words in (("keyword", "prompt must be"), ("math", "`problem` or `question` must be")):
         found = command(*SPACE, "--set", f"task.name={task}", "--set", "task.train_file=keys.jsonl")
         refused(found, "task.train_file=", "keys.jsonl: has no valid row; line 1: ", words)
-        assert "; the columns are text" in found[2]
+        assert "(columns: text)" in found[2]
 
 
 def test_a_learning_rate_far_above_the_default_of_the_model_gets_a_note(model):
