@@ -78,6 +78,7 @@ def test_padding_values_never_change_kl_or_gradient(name, garbage):
     assert torch.equal(clean_grad, dirty_grad)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_k3_is_one_minus_the_inverse_ratio():
     log_probs = (REFERENCE + D).requires_grad_()
     KL_ESTIMATORS["k3"](log_probs, REFERENCE, torch.ones(2, 3)).sum().backward()

@@ -81,6 +81,7 @@ def test_rows_of_the_embedding_are_float32():
     assert (found.dtype, found.tolist()) == (torch.float32, [[3.0], [1.0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_names_and_shapes_stay_and_only_matrices_are_narrow(tied: bool):
     config = ModelConfig(**{**vars(CONFIG), "tied_head": tied})

@@ -117,6 +117,7 @@ def test_a_data_set_without_problems_of_both_sides_is_refused():
         task.train_example(0) if only else task.eval_examples(1)
 
 
+@pytest.mark.slow
 @needs_reasoning_gym
 def test_the_data_set_scores_the_answer_and_the_form_comes_first():
     task = sums(template="question_only")

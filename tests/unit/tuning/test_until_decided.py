@@ -158,6 +158,7 @@ DECIDED_AT_3 = {(BASE, s) for s in range(5)} | {(OTHER, s) for s in range(3)}
 EXPECTED = DECIDED_AT_3 | {(THIRD, s) for s in range(5)}
 
 
+@pytest.mark.slow
 def test_seeds_are_added_until_the_maximum_and_only_for_undecided_arms(
     until_decided, tmp_path, capsys
 ):
@@ -189,6 +190,7 @@ def test_a_killed_command_is_resumed_without_a_trial_lost_or_doubled(
     assert sorted(begun) == sorted(EXPECTED)
 
 
+@pytest.mark.slow
 def test_a_resume_with_a_larger_budget_continues(until_decided, tmp_path, capsys):
     (tmp_path / "mine.py").write_text(SPACE_FILE)
     # Three seeds take nine minutes, and the fourth would take two more.
@@ -198,6 +200,7 @@ def test_a_resume_with_a_larger_budget_continues(until_decided, tmp_path, capsys
     assert set(until_decided("--resume", "--budget", "1h")) == EXPECTED
 
 
+@pytest.mark.slow
 def test_an_extension_without_more_seeds_gives_none_to_decided_arms(until_decided, tmp_path):
     (tmp_path / "mine.py").write_text(SPACE_FILE)
     until_decided(*START)
