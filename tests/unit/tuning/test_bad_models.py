@@ -124,6 +124,7 @@ def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: 
         assert "(columns: text)" in found[2]
 
 
+@pytest.mark.slow
 def test_a_learning_rate_far_above_the_default_of_the_model_gets_a_note(model):
     def notes(path: Path | None, **given: float) -> list[str]:
         trial = {"model": {"path": path and str(path)}, "optim": given}
