@@ -26,7 +26,7 @@ from grpo_trainable.config import GRPOConfig, resources, set_dotted
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.ray_private import SYNCER_LOGGER, services
-from grpo_trainable.tasks.input_files import users_objects
+from grpo_trainable.tasks.input_files import users_objects, users_rewards
 from grpo_trainable.trainable import NAME, register
 from tuning.grid import OrderedGrid, param_space
 from tuning.interrupt import raise_on_interrupt
@@ -248,8 +248,8 @@ def leaves_no_state(trial: GRPOConfig) -> bool:
     exception, because they run in processes that end with each trial. vLLM does not free all its
     memory.
     """
-    own = (key for key in users_objects(trial) if not key.endswith(("reward", "env.name")))
-    return not any(own) and chosen_engine(trial).name != "vllm"
+    own = users_objects(trial).keys() - users_rewards(trial).keys() - {"env.name"}
+    return not own and chosen_engine(trial).name != "vllm"
 
 
 def scheduler(plan: Plan) -> Limited:

@@ -15,6 +15,7 @@ from grpo_trainable.config.built_in_tasks import MIX
 from grpo_trainable.config.defaults import GIVEN, MODEL, TASKS, TEMPLATES
 from grpo_trainable.config.foreign_names import PAGE
 from grpo_trainable.config.mix import Entry, mix_of, mix_text, with_absolute_paths
+from grpo_trainable.config.reward_kinds import with_absolute_sources
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, TRL, VERL
 from grpo_trainable.config.task import CommonTaskSettings
 from grpo_trainable.config.values import (
@@ -119,6 +120,8 @@ def make_absolute(
         check = checks.get(key)
         if check is not None and check.refers_to == "tasks" and value is not None:
             return with_absolute_paths(value, lambda entry: settled("task", entry))
+        if check is not None and check.refers_to == "rewards" and value is not None:
+            return with_absolute_sources(value, of_function=with_absolute_file, of_path=absolute)
         if isinstance(value, Mapping):
             return {name: settled(f"{key}.{name}", item) for name, item in value.items()}
         # A value that is empty or not a string is returned unchanged. `from_dict` rejects it and
@@ -130,9 +133,11 @@ def make_absolute(
         if check.refers_to == "model":
             on_hub = is_hub_id(value) and not os.path.isdir(absolute(value))
             return value if on_hub else absolute(value)
-        file, _, name = value.rpartition(":")
-        is_file = check.refers_to == "object" and file.endswith(".py")
-        return f"{absolute(file)}:{name}" if is_file else value
+        return with_absolute_file(value) if check.refers_to == "object" else value
+
+    def with_absolute_file(reference: str) -> str:
+        file, _, name = reference.rpartition(":")
+        return f"{absolute(file)}:{name}" if file.endswith(".py") else reference
 
     def absolute(path: str) -> str:
         return os.path.abspath(os.path.join(base_dir, os.path.expanduser(path)))

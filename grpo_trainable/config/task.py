@@ -36,7 +36,7 @@ from grpo_trainable.config.values import (
     flag,
     integer,
     number,
-    reference,
+    rewards,
     text,
 )
 from grpo_trainable.plugins import is_reference
@@ -115,15 +115,17 @@ class CommonTaskSettings(Settings):
     name: str = choice_or_reference(
         tuple(TASK_SETTINGS), "Task that makes prompts and scores responses.", what="Class"
     )
-    reward: str | None = reference(
-        None,
-        "Function, or list of functions, that scores responses in place of the task: "
-        "f(response, ground_truth), or a function in the form of TRL or verl "
-        "(docs/howto/reward.md).",
-        what="function",
+    reward: str | None = rewards(
+        "Reward that scores responses in place of the task: a function, f(response, ground_truth) "
+        "or in the form of TRL or verl; a list of such functions; or a reward model, as "
+        "model:DIRECTORY (docs/howto/reward.md). Of several rewards, given as a JSON list, "
+        "training uses the sum.",
         read_if=(NOT_PLAYED, OF_TEXT),
         also_called=(
-            trl("reward_funcs", "such as my_rewards.py:score, a function or a list of functions"),
+            trl(
+                "reward_funcs",
+                "such as my_rewards.py:score, a function or a list of functions, or model:DIRECTORY",
+            ),
             verl("custom_reward_function.path", "such as my_rewards.py:compute_score"),
             verl("custom_reward_function.name", "the part after the colon"),
         ),
@@ -147,8 +149,8 @@ class CommonTaskSettings(Settings):
         None,
         "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the parts. "
         "Built-in rewards have the parts `format` and `answer`, your own reward has the parts that "
-        "it returns, and a list of functions has one part for each function. `none` uses the "
-        "reward itself.",
+        "it returns, and a list of rewards has one part for each reward. `none` uses the reward "
+        "itself.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )

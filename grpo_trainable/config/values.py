@@ -25,6 +25,7 @@ from grpo_trainable.config.conditions import Condition, Readable
 from grpo_trainable.config.defaults import MODEL, TRAINING_GPUS, DefaultBy, Moment
 from grpo_trainable.config.foreign_names import ForeignName
 from grpo_trainable.config.mix import mix_of, mix_text
+from grpo_trainable.config.reward_kinds import EXPECTED, rewards_of, rewards_text
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.text import did_you_mean
 
@@ -47,8 +48,8 @@ class Check:
     choices: tuple[str, ...] = ()  # the valid values, if they can be listed
     advice: str = ""  # a clause that follows the valid values in an error
     # The kind of thing outside the config that a value names: a file or directory, a model, a
-    # Python object, or the tasks of a mix.
-    refers_to: Literal["nothing", "path", "model", "object", "tasks"] = "nothing"
+    # Python object, one or several rewards, or the tasks of a mix.
+    refers_to: Literal["nothing", "path", "model", "object", "rewards", "tasks"] = "nothing"
 
     # Relations to other settings and to other libraries. A single condition or default needs no
     # tuple.
@@ -278,6 +279,20 @@ def reference(
     expected = f"module:{what} or file.py:{what}"
     return _text(
         default, meaning, expected, is_reference, "reference", refers_to="object", **relations
+    )
+
+
+def rewards(meaning: str = "", **relations: Any) -> Any:
+    """Declare one reward, or a list of rewards that is stored as JSON text."""
+    return _checked(
+        None,
+        meaning,
+        EXPECTED,
+        lambda value: rewards_text(rewards_of(value)),
+        type="reward or JSON list",
+        is_text=True,
+        refers_to="rewards",
+        **relations,
     )
 
 

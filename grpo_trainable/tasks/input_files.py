@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
+from grpo_trainable.config.reward_kinds import FUNCTION, MODEL, Reward, rewards_of
 from grpo_trainable.models.directory import policy_files
 from grpo_trainable.models.hf.adapter import adapter_files
+from grpo_trainable.models.hf.files import reward_model_files
 from grpo_trainable.plugins import is_reference, source_of
 from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import declared_settings
@@ -47,9 +49,24 @@ def input_files(config: GRPOConfig) -> dict[str, Path]:
 def users_objects(config: GRPOConfig) -> dict[str, str]:
     """Return the references to a user's functions and classes, keyed by config key."""
     named = {key: config[key] for key, check in CHECKS.items() if check.refers_to == "object"}
-    for label, part in config.parts.items():
-        named |= {f"{_MIXED}{label}/{key}": part[f"task.{key}"] for key in ("name", "reward")}
-    return {key: name for key, name in named.items() if name is not None and is_reference(name)}
+    named |= {f"{_MIXED}{label}/name": part.task.name for label, part in config.parts.items()}
+    own = {key: name for key, name in named.items() if name is not None and is_reference(name)}
+    return own | users_rewards(config)
+
+
+def users_rewards(config: GRPOConfig) -> dict[str, str]:
+    """Return the references to a user's reward functions, keyed by config key."""
+    return {key: reward.source for key, reward in _rewards(config) if reward.kind == FUNCTION}
+
+
+def _rewards(config: GRPOConfig) -> Iterator[tuple[str, Reward]]:
+    """Yield (config key, reward) pairs. Several rewards of a task have keys that end in /NUMBER."""
+    settings = {"task.reward": config.task.reward}
+    settings |= {f"{_MIXED}{label}/reward": one.task.reward for label, one in config.parts.items()}
+    for key, setting in settings.items():
+        rewards = rewards_of(setting)
+        for number, reward in enumerate(rewards, start=1):
+            yield key if len(rewards) == 1 else f"{key}/{number}", reward
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
@@ -63,6 +80,7 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
         yield from _task_files(config.task)
     if config.model.chat_template not in CHECKS["model.chat_template"].choices:
         yield "model.chat_template", config.model.chat_template
+    yield from _reward_model_files(config)
     yield from _policy_files(config)
     if config.teacher is not None:
         for name, path in policy_files(config.teacher).items():
@@ -79,6 +97,18 @@ def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
     if config.model.adapter is not None:
         for name, path in adapter_files(Path(config.model.adapter)).items():
             yield f"model.adapter/{name}", path
+
+
+def _reward_model_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
+    for key, reward in _rewards(config):
+        if reward.kind != MODEL:
+            continue
+        directory = Path(reward.source)
+        try:
+            names = reward_model_files(directory)
+        except ValueError as error:
+            raise ValueError(f"{key}={MODEL}:{error}") from None
+        yield from ((f"{key}/{name}", directory / name) for name in names)
 
 
 def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:

@@ -50,7 +50,7 @@ class ChatTemplate:
             tokenizer: Tokenizer of the policy.
         """
         self._renderer = renderer
-        self._template = FIXED_DATE + template if ASKS_FOR_DATE in template else template
+        self._template = with_fixed_date(template)
         self._tokenizer = tokenizer
         longest_first = sorted(tokenizer.special_tokens, key=len, reverse=True)
         self._special = "|".join(map(re.escape, longest_first)) or r"(?!)"
@@ -158,6 +158,11 @@ class ChatTemplate:
                 f"a prompt spells out the special token {spelled}, which this tokenizer cannot "
                 "encode as text in a chat template; leave it out of the prompt"
             )
+
+
+def with_fixed_date(template: str) -> str:
+    """Return a template that does not depend on the current date."""
+    return FIXED_DATE + template if ASKS_FOR_DATE in template else template
 
 
 def _unused_characters(text: str) -> tuple[str, str]:

@@ -62,13 +62,12 @@ def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def refuse_unusable(directory: Path) -> None:
-    """Check everything that can be known before `transformers` reads the weights.
+def refuse_unreadable(directory: Path) -> None:
+    """Check, without importing `transformers`, that the library can read a model.
 
     Raises:
-        ValueError: A library is missing, the architecture is unknown or brings its own code, the
-            directory also holds adapters, or weights are quantized or missing. The message is one
-            line and says what to do.
+        ValueError: A library is missing, the architecture is unknown or brings its own code, or
+            weights are missing. The message is one line and says what to do.
     """
     refuse_missing_library(str(directory), "transformers")
     config = read_json(directory / "config.json")
@@ -82,15 +81,25 @@ def refuse_unusable(directory: Path) -> None:
             f"{directory}: the installed version of transformers does not know the architecture "
             f"model_type={json.dumps(config.get('model_type'))}"
         )
+    weight_files(directory)
+
+
+def refuse_unusable(directory: Path) -> None:
+    """Check everything that can be known before `transformers` reads the weights of a policy.
+
+    Raises:
+        ValueError: The library cannot read the model, the directory also holds adapters, or the
+            weights are quantized. The message is one line and says what to do.
+    """
+    refuse_unreadable(directory)
     if (directory / ADAPTER_CONFIG).exists():
         raise ValueError(
             f"{directory}: holds both a model and {ADAPTER_CONFIG}; if the model needs no "
             "adapters, remove that file; otherwise set model.path to the model, and model.adapter "
             "to a directory that holds only the adapters"
         )
-    if "quantization_config" in config:
+    if "quantization_config" in read_json(directory / "config.json"):
         raise ValueError(f"{directory}: the weights are quantized and cannot be trained")
-    weight_files(directory)
 
 
 def refuse_missing_library(source: str, name: str) -> None:

@@ -22,6 +22,8 @@ from grpo_trainable.plugins import one_line
 INSTALL = "pip install -e '.[hf]'"
 SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", SHARDS)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# Endings of the small files of a model and its tokenizer, in any layout that transformers reads.
+SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 
 
 class NotOnTheHub(ValueError):
@@ -106,6 +108,19 @@ def model_files(directory: Path) -> list[str]:
     """Return the names of all files that make up the policy and its tokenizer."""
     small = [name for name in SMALL_FILES if (directory / name).is_file()]
     return ["config.json", "tokenizer.json", *small, *weight_files(directory)]
+
+
+def reward_model_files(directory: Path) -> list[str]:
+    """Return the names of all files that make up a reward model and its tokenizer.
+
+    Raises:
+        ValueError: The directory does not exist, or has no weights. The message is one line.
+    """
+    if not directory.is_dir():
+        raise ValueError(f"{directory}: no such directory")
+    files = (path for path in directory.iterdir() if path.is_file())
+    small = (path.name for path in files if path.suffix in SMALL_SUFFIXES)
+    return [*sorted(small), *weight_files(directory)]
 
 
 def revision_file(directory: Path) -> dict[str, Path]:
