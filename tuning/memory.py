@@ -44,7 +44,8 @@ def need_of(trial: GRPOConfig) -> Need:
     """Estimate the memory that a trial needs.
 
     Raises:
-        UsageError: The policy or the teacher cannot be used. The message is one line.
+        UsageError: The policy, the teacher or a reward model cannot be used. The message is one
+            line.
     """
     from tuning.memory_estimate import estimate
 
@@ -52,7 +53,10 @@ def need_of(trial: GRPOConfig) -> Need:
     teacher = _dimensions("loss.teacher", trial.teacher)
     if policy is None or (teacher is None and trial.teacher is not None):
         return Need(trial=trial, estimate=None)
-    return Need(trial=trial, estimate=estimate(trial, policy, teacher))
+    try:
+        return Need(trial=trial, estimate=estimate(trial, policy, teacher))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _dimensions(key: str, model: ModelSettings | None) -> Dimensions | None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from grpo_trainable.config import GRPOConfig, schedule
+from grpo_trainable.config.resources import sampling_gpus
+from grpo_trainable.config.reward_kinds import MODEL, models_in
 from grpo_trainable.models.directory import policy_directory, read_config
 from grpo_trainable.models.hf.directory import refuse_unusable
 from grpo_trainable.models.hf.json_files import is_hugging_face
@@ -119,7 +122,11 @@ def _of_ours(config: ModelConfig) -> Dimensions:
 def estimate(
     config: GRPOConfig, dimensions: Dimensions, teacher: Dimensions | None = None
 ) -> Estimate:
-    """Estimate the peak memory of all actors of a trial with this policy and teacher."""
+    """Estimate the peak memory of all actors of a trial with this policy and teacher.
+
+    Raises:
+        ValueError: A reward model cannot be read. The message is one line that names the setting.
+    """
     trial = _Trial(config, dimensions, teacher)
     r = config.resources
     if config.placement == "colocated":
@@ -142,18 +149,34 @@ def estimate(
         Part(what="buffer", bytes=trial.buffer_bytes()),
         Part(what=CHECKPOINT, bytes=trial.checkpoint_host_bytes()),
         Part(what="processes", bytes=processes + _beside(config)),
+        Part(what="reward models", bytes=_reward_models(config), gpus=sampling_gpus(config)),
     ]
     return Estimate(parts=[*parts, *rest])
 
 
 def _beside(config: GRPOConfig) -> int:
     """Return the number of bytes that all reward processes or environment processes need."""
-    r = config.resources
-    samplers = 1 if config.placement == "colocated" else r.num_generators
+    r, samplers = config.resources, _samplers(config)
     if config.env.plays:
         return samplers * schedule.unit_prompts(config) * ENVIRONMENT_BYTES
     scored_apart = sum(trial.task.is_scored_apart for trial in config.alone)
     return samplers * scored_apart * r.reward_workers * PROCESS_BYTES
+
+
+def _reward_models(config: GRPOConfig) -> int:
+    """Return the number of bytes of the reward models in all reward processes, in float32."""
+    total = 0
+    for directory in (name for trial in config.alone for name in models_in(trial.task.reward)):
+        try:
+            total += FLOAT * stored_parameters(Path(directory))
+        except ValueError as error:
+            raise ValueError(f"task.reward={MODEL}:{error}") from None
+    return _samplers(config) * config.resources.reward_workers * total
+
+
+def _samplers(config: GRPOConfig) -> int:
+    """Return the number of actors that sample."""
+    return 1 if config.placement == "colocated" else config.resources.num_generators
 
 
 def _sum(parts: Sequence[Part]) -> int:

@@ -205,6 +205,12 @@ def generator_cpus(config: Config) -> float:
     return math.floor(0.95 / config.resources.num_generators * 1e4) / 1e4
 
 
+def sampling_gpus(config: Config) -> float:
+    """Return the number of GPUs of each actor that samples: a generator, or the worker."""
+    r = config.resources
+    return r.worker_gpus if config.placement == "colocated" else r.generator_gpus
+
+
 def worker_cpus(config: Config) -> float:
     """Return the number of CPUs of a colocated worker, the maximum over its two roles."""
     return max(config.resources.worker_cpus, config.resources.generator_cpus or 0.0)

@@ -71,6 +71,11 @@ def functions_in(value: Any) -> list[str]:
     return [reward.source for reward in rewards_of(value) if reward.kind == FUNCTION]
 
 
+def models_in(value: Any) -> list[str]:
+    """Return the directories of reward models in a value of `task.reward`."""
+    return [reward.source for reward in rewards_of(value) if reward.kind == MODEL]
+
+
 def with_absolute_sources(
     value: Any, of_function: Callable[[str], str], of_path: Callable[[str], str]
 ) -> Any:

@@ -1,13 +1,13 @@
-"""The process that computes slow rewards: `python -m … REFERENCE LIFELINE_FD [TASK]`.
+"""The process that computes slow rewards: `python -m … REFERENCE LIFELINE_FD [TASK [check]]`.
 
-REFERENCE names a reward function in any of the accepted forms
-(`grpo_trainable/tasks/reward_function.py`). TASK is a JSON object with `settings` and `seed`. If
-TASK is given, REFERENCE names a task instead: a built-in task or a user's class. In that case, the
-function is the task's method `reward`.
+REFERENCE is a value of `task.reward` (`grpo_trainable/config/reward_kinds.py`). TASK is a JSON
+object with `settings` and `seed`, or `null`. With an object, REFERENCE names a task instead: a
+built-in task or a user's class. In that case, the function is the task's method `reward`. With
+`check`, the process is not prepared for requests, so a reward model is checked but not loaded.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true, …}` with all fields of `RewardFunction` except `score`. If the function cannot be
-used, the first line is `{"error": …}` instead, and the process ends. After the first line, each
+`{"ready": true, …}` with all fields of `RewardFunction` except its functions. If the reward cannot
+be used, the first line is `{"error": …}` instead, and the process ends. After the first line, each
 request gets one reply. A request is an object with the fields of `Responses` that the
 function reads. The reply is a list with one entry per response. An entry is
 `{"reward", "format_reward", …}` with the fields of a `Score`, or `{"message", …}` with the fields
@@ -23,41 +23,107 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
+from grpo_trainable.config.reward_kinds import FUNCTION, MODEL, Reward, rewards_of
 from grpo_trainable.generator.worker_side import die_with_parent, take_standard_streams
+from grpo_trainable.models.hf.directory import refuse_missing_library
 from grpo_trainable.plugins import PluginError, load, one_line
 from grpo_trainable.tasks import REWARDS, RewardError, Score, as_score
 from grpo_trainable.tasks.custom import CustomTask
-from grpo_trainable.tasks.reward_function import Responses, RewardFunction, as_reward, is_reward
+from grpo_trainable.tasks.messages import as_messages
+from grpo_trainable.tasks.reward_function import (
+    Responses,
+    RewardFunction,
+    as_reward,
+    is_reward,
+    sum_of,
+)
 
 # Limit on the address space of a process that computes a built-in reward. Without this limit, an
 # answer that stands for a huge number could use up the machine's memory.
 MEMORY_BYTES = 2 << 30
 
 
-def reward_function(reference: str, task: str | None) -> RewardFunction:
+def reward_function(reference: str, task: Mapping[str, Any] | None) -> RewardFunction:
     """Return the function that computes rewards.
 
     Args:
-        reference: The name of a function or a task.
-        task: The task's settings and seed as JSON. None: `reference` names a function.
+        reference: A value of `task.reward`, or the name of a task.
+        task: The task's settings and seed. None: `reference` is a value of `task.reward`.
 
     Raises:
-        ValueError: The function cannot be loaded or has no accepted form. The message is one line.
+        ValueError: The reward cannot be loaded or has no accepted form. The message is one line.
     """
-    if task is None:
-        found = load("task.reward", reference, fits=is_reward)
+    if task is not None:
+        if reference in REWARDS:
+            return as_reward(_built_in(reference, task["settings"]))
+        return as_reward(CustomTask(reference, task["settings"], task["seed"]).reward)
+    named = _rewards_named(reference)
+    fits = is_reward if len(named) == 1 else callable  # a list contains no other lists
+    rewards = [KINDS[reward.kind](reward, fits) for reward in named]
+    if len(rewards) == 1:
+        return rewards[0]
+    try:
+        return sum_of(rewards)
+    except ValueError as error:
+        raise PluginError(f"task.reward={reference}: {error}") from None
+
+
+def _rewards_named(reference: str) -> list[Reward]:
+    try:
+        return rewards_of(reference)
+    except (TypeError, ValueError):  # `load` says what is wrong with a reference
+        return [Reward(FUNCTION, reference)]
+
+
+def _of_function(reward: Reward, fits: Callable[[Any], bool]) -> RewardFunction:
+    found = load("task.reward", reward.source, fits=fits)
+    try:
+        return as_reward(found)
+    except ValueError as error:
+        raise PluginError(f"task.reward={reward.text}: {error}") from None
+
+
+def _of_model(reward: Reward, fits: Callable[[Any], bool]) -> RewardFunction:
+    directory = Path(reward.source)
+    try:
+        refuse_missing_library(str(directory), "transformers")
+        # Importing torch and transformers takes seconds, and other rewards do not need them.
+        from grpo_trainable.models.hf.reward_model import RewardModel
+
+        model = RewardModel(directory)
+    except ValueError as error:
+        raise PluginError(f"task.reward={MODEL}:{error}") from None
+
+    def score(given: Responses) -> list[float]:
+        prompt = as_messages(given.prompt) if model.has_chat_template else given.prompt
+        return model.scores(prompt, given.texts)
+
+    def start() -> None:
         try:
-            return as_reward(found)
+            model.load()
         except ValueError as error:
-            raise PluginError(f"task.reward={reference}: {error}") from None
-    made_of = json.loads(task)
-    if reference in REWARDS:
-        return as_reward(_built_in(reference, made_of["settings"]))
-    return as_reward(CustomTask(reference, made_of["settings"], made_of["seed"]).reward)
+            raise PluginError(f"task.reward={MODEL}:{error}") from None
+
+    return RewardFunction(
+        score=score,
+        scores_groups=True,
+        reads=frozenset({"prompt"}),
+        name=directory.name,
+        takes_messages=model.has_chat_template,
+        start=start,
+        has_spare=False,
+        may_die_of_responses=False,
+    )
+
+
+# Kind of a reward -> the function that loads it.
+KINDS = {FUNCTION: _of_function, MODEL: _of_model}
 
 
 def _built_in(name: str, settings: dict[str, Any]) -> Any:
@@ -115,7 +181,7 @@ def _may_pass(error: BaseException) -> bool:
     return False
 
 
-def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
+def main(reference: str, lifeline_fd: int, task: str = "null", check: str = "") -> None:
     """Answer requests until standard input ends."""
     die_with_parent(lifeline_fd)
     requests, replies = take_standard_streams()
@@ -125,21 +191,22 @@ def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
         replies.flush()
 
     try:
-        reward = reward_function(reference, task)
+        reward = reward_function(reference, json.loads(task))
+        if not check:
+            reward.start()
     except ValueError as error:
         send({"error": str(error)})
         return
-    send(
-        {
-            "ready": True,
-            "scores_groups": reward.scores_groups,
-            "columns": sorted(reward.columns),
-            "reads": sorted(reward.reads),
-            "parts": reward.parts,
-        }
-    )
+    send({"ready": True, **_description(reward)})
     for line in requests:
         send([asdict(answer) for answer in answers(reward, Responses(**json.loads(line)))])
+
+
+def _description(reward: RewardFunction) -> dict[str, Any]:
+    """Return the fields of a reward function that are data."""
+    own = {item.name: getattr(reward, item.name) for item in fields(reward)}
+    data = {name: value for name, value in own.items() if not callable(value)}
+    return {k: sorted(v) if isinstance(v, frozenset) else v for k, v in data.items()}
 
 
 if __name__ == "__main__":

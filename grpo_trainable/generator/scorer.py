@@ -14,7 +14,9 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from grpo_trainable.config import ConfigError, GRPOConfig, TaskSettings
+from grpo_trainable.config import ConfigError, GRPOConfig, TaskSettings, threads
+from grpo_trainable.config.resources import sampling_gpus
+from grpo_trainable.config.reward_kinds import models_in
 from grpo_trainable.generator.worker_process import WorkerProcess
 from grpo_trainable.tasks import Example, JSONValue, RewardError, Score, ScoreRequest, Task
 from grpo_trainable.tasks.answers import answer_form
@@ -64,8 +66,8 @@ class InlineScorer:
 class ProcessScorer:
     """Scores with a function that may hang, in `workers` parallel processes that can be killed.
 
-    `reward` is `module:function` or `path/to/file.py:function`. The module or file is looked up in
-    `directory` (None: the current directory) and on this process's `sys.path`.
+    `reward` is a value of `task.reward`, such as `path/to/file.py:function`. A module or file is
+    looked up in `directory` (None: the current directory) and on this process's `sys.path`.
     `grpo_trainable/tasks/reward_function.py` lists the forms that the function may have. If `task`
     is given, `reward` names a task instead: a built-in task or a user's class. In that case, `task`
     contains the task's `settings` and `seed`, and the function is the task's method `reward`.
@@ -77,7 +79,9 @@ class ProcessScorer:
     such a result is repeated once, to see whether the failure repeats. If the function gives no
     answer for a response and `unverified` is given, the score is the result of `unverified`
     instead, because the response is at fault, not the function. A spare process, already warm,
-    replaces a process that was killed or died.
+    replaces a process that was killed or died. A reward model has no spare, because a spare would
+    hold the model a second time, so a new process replaces the process. If the process of a reward
+    model dies, its call is repeated once, in the new process.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
@@ -99,6 +103,7 @@ class ProcessScorer:
         task: Mapping[str, Any] | None = None,
         unverified: Callable[[str], Score] | None = None,
         weights: Mapping[str, float] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the processes and wait until they are ready.
 
@@ -111,24 +116,30 @@ class ProcessScorer:
             task: The task's `settings` and `seed`. None: `reward` names a function.
             unverified: Returns the score of a response for which the function gives no answer.
                 None: a missing answer is an error.
-            weights: Weights of the parts, if `reward` is a list of functions. The reward is the
+            weights: Weights of the parts, if `reward` is a list of rewards. The reward is the
                 weighted sum of the parts. None: the sum of all parts.
+            environment: Environment variables of the processes, besides those of this process.
 
         Raises:
             ValueError: The function cannot be imported or has no accepted form, or `weights` names
                 a function that the list lacks.
         """
-        self._start = functools.partial(_worker, reward, directory, task)
+        self._start = functools.partial(
+            _worker, reward, directory, task, environment=environment or {}
+        )
         self._deadline_s = deadline_s
         self._unverified = unverified
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
         self._changing = threading.Lock()  # guards the next two attributes
-        self._processes = [self._start() for _ in range(workers)]  # the last one is the spare
+        # The last one is the spare, unless the reward has no spare.
+        self._processes = [self._start() for _ in range(workers)]
         self._closed = False
         self._free: SimpleQueue[WorkerProcess] = SimpleQueue()
         for worker in self._processes:
             ready = worker.wait_until_ready()
             self._scores_groups: bool = ready["scores_groups"]
+            self._has_spare: bool = ready["has_spare"]
+            self._may_die_of_responses: bool = ready["may_die_of_responses"]
             self._reads: list[str] = ready["reads"]
             self._weights = (weights or {}) if ready["parts"] else {}
             self._free.put(worker)
@@ -137,7 +148,8 @@ class ProcessScorer:
         except ValueError:
             self.close()
             raise
-        self._processes.append(self._start())
+        if self._has_spare:
+            self._processes.append(self._start())
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
         """Return a score or an error for each request, in order."""
@@ -206,9 +218,16 @@ class ProcessScorer:
         worker = self._free.get()
         try:
             if not worker.is_alive():
-                worker = self._spare_for(worker)
+                worker = self._replace(worker)
                 worker.wait_until_ready()
-            first = _answers(worker.ask(message, deadline_s))
+            try:
+                first = _answers(worker.ask(message, deadline_s))
+            except EOFError:
+                if self._may_die_of_responses or worker.stopped:
+                    raise
+                worker = self._replace(worker)
+                worker.wait_until_ready()
+                first = _answers(worker.ask(message, deadline_s))
             if not any(map(has_failed, first)):
                 return first
             second = _answers(worker.ask(message, deadline_s))
@@ -223,8 +242,10 @@ class ProcessScorer:
             return [RewardError(reason)] * len(group)
         return [self._unverified(request.response) for request in group]
 
-    def _spare_for(self, ended: WorkerProcess) -> WorkerProcess:
+    def _replace(self, ended: WorkerProcess) -> WorkerProcess:
         """Return the spare process as a replacement for `ended`, and start another spare.
+
+        Without a spare, return a new process.
 
         Raises:
             EOFError: The scorer is closed.
@@ -232,9 +253,13 @@ class ProcessScorer:
         with self._changing:
             if self._closed:
                 raise EOFError("the scorer was closed while it waited for an answer")
-            logger.warning("a reward process has ended; the spare takes over")
+            replacement = "the spare" if self._has_spare else "a new process"
+            logger.warning("a reward process has ended; %s takes over", replacement)
             ended.kill()  # closes our ends of the pipes
             self._processes.remove(ended)
+            if not self._has_spare:
+                self._processes.append(self._start())
+                return self._processes[-1]
             worker = self._processes[-1]
             if not worker.is_alive():
                 worker.kill()
@@ -346,6 +371,7 @@ def _scorer_of_one(config: GRPOConfig, task: Task) -> Scorer:
         task=made_of,
         unverified=_unverified(config.task),
         weights=config.task.part_weights,
+        environment=_share(config),
     )
 
 
@@ -357,6 +383,18 @@ def _unverified(task: TaskSettings) -> Callable[[str], Score] | None:
     if task.has_custom_reward:
         return None
     return unverified_score if task.name == "code" else answer_form(task).unverified
+
+
+def _share(config: GRPOConfig) -> dict[str, str]:
+    """Return the environment variables that limit a reward process to its share of the machine.
+
+    The processes of a generator share `resources.reward_cpus`. Reward models also share the
+    generator's GPU, if it has one.
+    """
+    r = config.resources
+    cores = {"OMP_NUM_THREADS": str(threads(r.reward_cpus / r.reward_workers))}
+    hides_gpus = models_in(config.task.reward) and not sampling_gpus(config)
+    return {**cores, "CUDA_VISIBLE_DEVICES": ""} if hides_gpus else cores
 
 
 def reward_apart(config: GRPOConfig) -> tuple[str, dict[str, Any] | None]:
@@ -378,7 +416,8 @@ def check_reward(
 ) -> None:
     """Check, before Ray starts, that a `ProcessScorer` can start and suits the data.
 
-    The function is imported in a separate process but is not called.
+    A function is imported in a separate process but is not called. A reward model is checked there,
+    but its weights are not read.
 
     Args:
         reward: See `ProcessScorer`.
@@ -388,11 +427,11 @@ def check_reward(
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:
-        ValueError: The function cannot be imported, has no accepted form or needs a column that an
-            example lacks, or `weighted` names a function that the list lacks. The message is one
-            line that names the setting.
+        ValueError: The reward cannot be loaded, has no accepted form or does not suit an example,
+            or `weighted` names a reward that the list lacks. The message is one line that names the
+            setting.
     """
-    worker = _worker(reward, directory, task)
+    worker = _worker(reward, directory, task, environment={}, check=True)
     try:
         ready = worker.wait_until_ready()
     finally:
@@ -401,26 +440,31 @@ def check_reward(
         for column in ready["columns"]:
             if column not in example.columns:
                 raise ValueError(_lacks(_named(reward, task), column, example))
+        if not ready["takes_messages"] and not isinstance(example.prompt, str):
+            raise ValueError(
+                f"{_named(reward, task)}: a prompt of the task is a list of messages, but the "
+                "tokenizer of the reward model has no chat template"
+            )
     _refuse_other_parts(_named(reward, task), ready["parts"], weighted)
 
 
-def _refuse_other_parts(named: str, functions: Sequence[str], weighted: Collection[str]) -> None:
-    """Check that the weights for a list of functions name only functions of the list.
+def _refuse_other_parts(named: str, rewards: Sequence[str], weighted: Collection[str]) -> None:
+    """Check that the weights for a list of rewards name only rewards of the list.
 
     Args:
         named: The setting that names the list.
-        functions: Names of the functions in the list. Empty: the setting does not name a list, so
-            the function's return value decides the parts of the reward.
+        rewards: Names of the rewards in the list. Empty: the setting does not name a list, so the
+            function's return value decides the parts of the reward.
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:
         ConfigError: A weight names something that is not in the list.
     """
-    unknown = set(weighted) - set(functions)
-    if functions and unknown:
+    unknown = set(weighted) - set(rewards)
+    if rewards and unknown:
         raise ConfigError(
-            f"task.reward_weights: names {min(unknown)}, but {named} lists the functions "
-            f"{', '.join(functions)}"
+            f"task.reward_weights: names {min(unknown)}, but {named} lists the rewards "
+            f"{', '.join(rewards)}"
         )
 
 
@@ -436,8 +480,15 @@ def _named(reward: str, task: Mapping[str, Any] | None) -> str:
     return f"task.{'reward' if task is None else 'name'}={reward}"
 
 
-def _worker(reward: str, directory: str | None, task: Mapping[str, Any] | None) -> WorkerProcess:
-    """Start a process that computes rewards."""
-    made_of = [] if task is None else [json.dumps(task)]
+def _worker(
+    reward: str,
+    directory: str | None,
+    task: Mapping[str, Any] | None,
+    *,
+    environment: Mapping[str, str],
+    check: bool = False,
+) -> WorkerProcess:
+    """Start a process that computes rewards, or one that only checks them."""
+    arguments = [reward, json.dumps(task), *(["check"] if check else [])]
     module = "grpo_trainable.generator.score_worker"
-    return WorkerProcess(_named(reward, task), module, [reward, *made_of], directory)
+    return WorkerProcess(_named(reward, task), module, arguments, directory, environment)

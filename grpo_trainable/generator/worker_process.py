@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +22,8 @@ from grpo_trainable.plugins import PluginError
 from grpo_trainable.telemetry.progress import advance
 
 WAIT_S = 0.5  # a wait is split into parts of at most this length; each part counts as progress
-START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
+# A user's module may import torch on a busy machine. A large reward model takes minutes to load.
+START_DEADLINE_S = 600.0
 # This environment variable marks every process that a worker has started, even one that has left
 # the process group.
 MARK = "GRPO_TRAINABLE_WORKER"
@@ -34,7 +35,12 @@ class WorkerProcess:
     """One process, and the exchange of messages with it."""
 
     def __init__(
-        self, name: str, module: str, arguments: Sequence[str], directory: str | None = None
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        directory: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start `python -m MODULE FIRST LIFELINE_FD REST…` in `directory`.
 
@@ -44,6 +50,7 @@ class WorkerProcess:
             module: The module to run.
             arguments: FIRST and REST.
             directory: The working directory; None: the current one.
+            environment: Environment variables to add to those of this process.
         """
         self._name = name
         first, *rest = arguments
@@ -63,6 +70,7 @@ class WorkerProcess:
                 # A Ray worker has the driver's sys.path, but its children do not inherit it.
                 env={
                     **os.environ,
+                    **(environment or {}),
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                     MARK: self._mark,
                 },
@@ -78,7 +86,8 @@ class WorkerProcess:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdin.fileno(), False)
         self._unread = b""
-        self._killed = self._stopped = False
+        self._killed = False
+        self.stopped = False  # True after `stop`
 
     def wait_until_ready(self) -> dict[str, Any]:
         """Wait until the process is ready for requests, and return its first message.
@@ -114,14 +123,14 @@ class WorkerProcess:
 
         After `stop`, the process accepts no requests, even if it has not ended yet.
         """
-        return not self._stopped and self._process.poll() is None
+        return not self.stopped and self._process.poll() is None
 
     def stop(self) -> None:
         """Kill the process from a thread other than the one that talks to it.
 
         The thread that talks to the process gets EOFError and must still call `kill`.
         """
-        self._stopped = True
+        self.stopped = True
         if self._process.poll() is None:
             self._signal_group()
 

@@ -1,4 +1,4 @@
-"""A user's reward function, written in any accepted form, behind one interface.
+"""A reward, such as a user's function in any accepted form, behind one interface.
 
 The names of a function's parameters decide which of these forms it has:
 
@@ -7,7 +7,7 @@ The names of a function's parameters decide which of these forms it has:
 - the form of verl, `f(data_source, solution_str, ground_truth, extra_info)`, which scores one
   response.
 
-A list of functions, in any of these forms, gives the sum of their rewards.
+Several rewards give the sum of their values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo_trainable.tasks.messages import Prompt
@@ -53,7 +53,10 @@ class Responses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
-    """A reward function, independent of its form."""
+    """A reward function, independent of its form.
+
+    A reward model is a reward function too.
+    """
 
     # Returns one result per response: a value that `as_score` accepts, or None for no reward.
     score: Callable[[Responses], Sequence[Any]]
@@ -61,7 +64,15 @@ class RewardFunction:
     columns: frozenset[str] = frozenset()  # columns of the data that the function needs
     # Fields of `Responses` that the function reads, besides `texts` and `ground_truth`.
     reads: frozenset[str] = frozenset()
-    parts: tuple[str, ...] = ()  # names of the functions, if the reward is a list of functions
+    name: str = ""  # name of its part in a sum of several rewards
+    parts: tuple[str, ...] = ()  # names of the rewards, if this is a sum of several rewards
+    takes_messages: bool = True  # False: the prompt must be text
+    # Prepares the process for the first call. A mere check of the reward omits this.
+    start: Callable[[], None] = lambda: None
+    # False: a spare process would need too much memory.
+    has_spare: bool = True
+    # False: no response can kill the process, so a call whose process died is repeated.
+    may_die_of_responses: bool = True
 
 
 def is_reward(value: object) -> bool:
@@ -78,7 +89,15 @@ def as_reward(function: Any) -> RewardFunction:
             function's name.
     """
     if isinstance(function, list | tuple):
-        return _sum_of(function)
+        return _of_list(function)
+    return replace(_of_form(function), name=_name_of(function))
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _of_form(function: Any) -> RewardFunction:
     try:
         takes = _Parameters(inspect.signature(function))
     except (TypeError, ValueError):  # functions written in C may not state their parameters
@@ -220,23 +239,35 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _sum_of(functions: Sequence[Any]) -> RewardFunction:
-    """Combine functions. The reward is the sum of their rewards, with a part for each function."""
+def _of_list(functions: Sequence[Any]) -> RewardFunction:
     if not functions or not all(map(callable, functions)):
         raise ValueError("must be a function or a list of functions")
-    names = [getattr(function, "__name__", type(function).__name__) for function in functions]
-    if len(set(names)) < len(names):
-        raise ValueError(f"lists two functions with the same name ({', '.join(names)}); rename one")
     rewards = []
-    for name, function in zip(names, functions, strict=True):
+    for function in functions:
         try:
             rewards.append(as_reward(function))
         except ValueError as error:
-            raise ValueError(f"lists {name}, which {error}") from None
+            raise ValueError(f"lists {_name_of(function)}, which {error}") from None
+    return sum_of(rewards)
+
+
+def sum_of(rewards: Sequence[RewardFunction]) -> RewardFunction:
+    """Combine rewards. The result is the sum of their values, with a part for each reward.
+
+    Raises:
+        ValueError: Two rewards have the same name. The message completes a sentence.
+    """
+    names = [reward.name for reward in rewards]
+    if len(set(names)) < len(names):
+        raise ValueError(f"lists two rewards with the same name ({', '.join(names)}); rename one")
 
     def score(given: Responses) -> list[Any]:
         columns = [reward.score(given) for reward in rewards]
         return [_sum(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+
+    def start() -> None:
+        for reward in rewards:
+            reward.start()
 
     return RewardFunction(
         score=score,
@@ -244,6 +275,10 @@ def _sum_of(functions: Sequence[Any]) -> RewardFunction:
         columns=frozenset().union(*(reward.columns for reward in rewards)),
         reads=frozenset().union(*(reward.reads for reward in rewards)),
         parts=tuple(names),
+        takes_messages=all(reward.takes_messages for reward in rewards),
+        start=start,
+        has_spare=all(reward.has_spare for reward in rewards),
+        may_die_of_responses=any(reward.may_die_of_responses for reward in rewards),
     )
 
 
