@@ -298,6 +298,34 @@ ALGORITHMS: dict[str, Preset] = {
             "token at 10.",
         ),
         Preset(
+            name="rlhf_ppo",
+            meaning="PPO with a critic and a target for the KL to the starting policy",
+            settings={
+                "loss.type": "ppo",
+                "loss.advantage": "gae",
+                "loss.gae_lambda": 0.95,
+                "loss.aggregation": "token_mean",
+                "loss.kl_coef": 0.1,
+                "loss.kl_in": "reward",
+                "loss.kl_target": 6,
+            },
+            paper="1909.08593",
+            differs="There is one gradient step per round. The first β and the target are our "
+            "choice.",
+        ),
+        Preset(
+            name="rlhf_grpo",
+            meaning="GRPO with a target for the KL to the starting policy",
+            settings={
+                "loss.kl_coef": 0.1,
+                "loss.kl_in": "reward",
+                "loss.kl_target": 6,
+            },
+            paper="2402.03300",
+            differs="The paper puts the KL into the loss, with a fixed β. Here β is adapted as in "
+            "`rlhf_ppo`.",
+        ),
+        Preset(
             name="areal",
             meaning="AReaL",
             settings={

@@ -124,7 +124,8 @@ class CommonTaskSettings(Settings):
         also_called=(
             trl(
                 "reward_funcs",
-                "such as my_rewards.py:score, a function or a list of functions, or model:DIRECTORY",
+                "such as my_rewards.py:score, a function or a list of functions; model:DIRECTORY is "
+                "a reward model",
             ),
             verl("custom_reward_function.path", "such as my_rewards.py:compute_score"),
             verl("custom_reward_function.name", "the part after the colon"),

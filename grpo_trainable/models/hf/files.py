@@ -116,11 +116,9 @@ def reward_model_files(directory: Path) -> list[str]:
     Raises:
         ValueError: The directory does not exist, or has no weights. The message is one line.
     """
-    if not directory.is_dir():
-        raise ValueError(f"{directory}: no such directory")
+    weights = weight_files(directory)
     files = (path for path in directory.iterdir() if path.is_file())
-    small = (path.name for path in files if path.suffix in SMALL_SUFFIXES)
-    return [*sorted(small), *weight_files(directory)]
+    return [*sorted(path.name for path in files if path.suffix in SMALL_SUFFIXES), *weights]
 
 
 def revision_file(directory: Path) -> dict[str, Path]:
@@ -153,6 +151,8 @@ def weight_files(directory: Path) -> list[str]:
 
 
 def _why_no_weights(directory: Path) -> str:
+    if not directory.is_dir():
+        return "no such directory"
     pickles = sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
     if pickles:
         return (

@@ -197,6 +197,26 @@ def vineppo() -> Coefficients:
     return lambda p, i, t: policy(p, i, t) - 1e-4 * (1 - math.exp(-drift(i, t))) / TOKENS_IN_ALL
 
 
+def rlhf_ppo() -> Coefficients:
+    """Subtract 0.1 times the KL of each token from its reward, and use GAE with λ = 0.95."""
+
+    def advantage(p: int, i: int, t: int) -> float:
+        if t == LENGTHS[i]:
+            return 0.0
+        is_last = t + 1 == LENGTHS[i]
+        reward = (REWARDS[p][i] if is_last else 0.0) - 0.1 * drift(i, t)
+        delta = reward + (0.0 if is_last else VALUES[p][t + 1]) - VALUES[p][t]
+        return delta + 0.95 * advantage(p, i, t + 1)
+
+    return whitened_over_tokens(advantage)
+
+
+def rlhf_grpo() -> Coefficients:
+    """Subtract 0.1 KL from each reward."""
+    rewards = [[r - 0.1 * kl_of_response(i) for i, r in enumerate(row)] for row in REWARDS]
+    return per_response_mean([standardised(row) for row in rewards])
+
+
 def clip_cov() -> Coefficients:
     """Leave out the one token whose covariance is between 1 and 5 (equations 10 to 12)."""
     advantages = of_groups(standardised)
@@ -247,6 +267,8 @@ PAPERS: dict[str, Callable[[], Paper]] = {
     "olmo_rl": lambda: Paper(per_token_mean(of_groups(centred))),
     "ppo": lambda: Paper(ppo()),
     "vineppo": lambda: Paper(vineppo()),
+    "rlhf_ppo": lambda: Paper(rlhf_ppo()),
+    "rlhf_grpo": lambda: Paper(rlhf_grpo()),
     "areal": lambda: Paper(per_response_mean(of_groups(standardised))),
     # min(5, ρ) (R − v) Σ_t ∇ log π, where v is the group's mean reward (equation 5).
     "pipeline_rl": lambda: Paper(summed(of_groups(centred)), SUM),

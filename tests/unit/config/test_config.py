@@ -283,7 +283,9 @@ valid_values = {
     "seed": st.integers(0, 2**32 - 1),
     "model.path": st.none() | st.just("/policy"),
     "task.match": st.sampled_from(["word", "substring"]),
-    "task.reward": st.sampled_from([None, "my.rewards:score", "/a b/reward.py:score"]),
+    "task.reward": st.sampled_from(
+        [None, "my.rewards:score", "/a b/reward.py:score", "model:/a b", '["a:b", "model:/c"]']
+    ),
     "task.max_error_rate": st.floats(0, 1),
     "rollout.prompts": st.integers(1, 512),
     "rollout.unit_prompts": st.none() | st.just(1),
@@ -453,7 +455,8 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(model__path=3), "model.path=3: must be none or a non-empty path"),
         (
             nested(task__reward="score"),
-            "task.reward=score: must be none or module:function or file.py:function",
+            "task.reward=score: must be none or module:function, file.py:function, model:DIRECTORY, or "
+            "a JSON list of these",
         ),
         (
             nested(resources__learner_gpus=1.5),

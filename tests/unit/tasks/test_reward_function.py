@@ -307,7 +307,7 @@ def test_a_response_has_no_reward_if_every_function_gives_none():
     [
         ([], "must be a function or a list of functions"),
         ([right, 1], "must be a function or a list of functions"),
-        ([right, right], "lists two functions with the same name (right, right); rename one"),
+        ([right, right], "lists two rewards with the same name (right, right); rename one"),
         ([right, accepts_anything, lambda x: 1], "lists <lambda>, which takes (x); accepted:"),
     ],
 )
