@@ -181,7 +181,9 @@ def row_of(prompt: str, data: Sequence[Row]) -> Row:
     return row
 
 
-def train_two_rounds(trial: Any, data: Sequence[Row], expected: Expected) -> None:
+def train_two_rounds(
+    trial: Any, data: Sequence[Row], expected: Expected, atol: float = 1e-12
+) -> None:
     """Train for two rounds, and check that every response has the expected reward."""
     for round_ in (1, 2):
         row = trial.train()
@@ -189,7 +191,7 @@ def train_two_rounds(trial: Any, data: Sequence[Row], expected: Expected) -> Non
         assert len(sampled) == 16
         for own in sampled:
             wanted = expected(own["response"], own["tokens"], row_of(own["prompt"], data))
-            assert own["reward"] == pytest.approx(wanted, rel=1e-6)
+            assert own["reward"] == pytest.approx(wanted, rel=1e-6, abs=atol)
         assert (row["count/reward_errors"], row["count/dropped_reward"]) == (0, 0)
         assert trial.trial.rounds_trained == round_
     assert row["done"]

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from grpo_trainable.generator.scorer import ProcessScorer, check_reward
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.generator.scorer import ProcessScorer, check_reward, make_scorer
 from grpo_trainable.tasks import Example, RewardError, Score, ScoreRequest
+from grpo_trainable.tasks.prompts import build_task
 from grpo_trainable.telemetry.progress import steps_done
 
 REPOSITORY = Path(__file__).parents[2]
@@ -203,6 +205,16 @@ def test_workers_score_side_by_side_and_answer_in_order(spec, tmp_path):
         lengths = [n % 7 for n in range(64)]
         answers = scorer.score(requests(*("x" * n for n in lengths)))
         assert [answer.reward for answer in answers] == [n + 2.0 for n in lengths]
+
+
+def test_each_process_uses_its_share_of_the_reserved_cores(tmp_path):
+    path = tmp_path / "threads.py"
+    path.write_text("import os\ndef f(response, truth): return int(os.environ['OMP_NUM_THREADS'])")
+    for cpus, workers, threads in ((0.0, 2, 1), (4.0, 2, 2)):
+        resources = {"reward_cpus": cpus, "reward_workers": workers}
+        config = GRPOConfig.from_dict({"task": {"reward": f"{path}:f"}, "resources": resources})
+        with contextlib.closing(make_scorer(config, build_task(config))) as scorer:
+            assert [answer.reward for answer in scorer.score(requests("x"))] == [threads]
 
 
 def test_hangs_of_one_worker_are_replaced_while_the_others_go_on(spec):
@@ -491,6 +503,17 @@ def test_a_list_of_functions_gives_a_part_for_each_and_their_weighted_sum(groups
         ) as scorer:
             answers = scorer.score(group(0, "a", "b"))
         assert answers == [Score(total, None, total, parts=parts)] * 2
+
+
+def test_a_json_list_of_rewards_is_one_reward_with_a_part_for_each(groups):
+    reward = f'["{groups}:grouped", "{groups}:half"]'
+    with contextlib.closing(ProcessScorer(reward, deadline_s=60)) as scorer:
+        answers = scorer.score(group(0, "a", "b"))
+    assert answers == [Score(22.5, None, 22.5, parts={"grouped": 22.0, "half": 0.5})] * 2
+    with pytest.raises(ValueError, match=r"lists two rewards with the same name \(half, half\)"):
+        check_reward(f'["{groups}:half", "{groups}:half"]')
+    with pytest.raises(ValueError, match="both is not callable"):
+        check_reward(f'["{groups}:half", "{groups}:both"]')
 
 
 def test_a_check_compares_a_function_with_the_data_and_the_weights(groups):

@@ -39,10 +39,27 @@ def write_json_files(directory: Path, config: dict[str, Any] | None = None, **ot
     return directory
 
 
-def write_hf_model(
-    directory: Path, family: str = "llama", *, tied: bool = False, seed: int = 0, **config: Any
+def write_reward_model(
+    directory: Path, family: str = "llama", *, template: str | None = None, **config: Any
 ) -> str:
-    """Write a model that `AutoModelForCausalLM` loads, and return its path."""
+    """Write a classifier with one label, and return its path. `template` is its chat template."""
+    settings = {"kind": "AutoModelForSequenceClassification", "num_labels": 1, **config}
+    write_hf_model(directory, family, **settings)
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
+    return str(directory)
+
+
+def write_hf_model(
+    directory: Path,
+    family: str = "llama",
+    *,
+    tied: bool = False,
+    seed: int = 0,
+    kind: str = "AutoModelForCausalLM",
+    **config: Any,
+) -> str:
+    """Write a model that the class `kind` of transformers loads, and return its path."""
     import transformers
 
     kinds = {
@@ -65,7 +82,7 @@ def write_hf_model(
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(kinds[family](**shape | config))
+        model = getattr(transformers, kind).from_config(kinds[family](**shape | config))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 2:

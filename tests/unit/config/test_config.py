@@ -455,8 +455,8 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(model__path=3), "model.path=3: must be none or a non-empty path"),
         (
             nested(task__reward="score"),
-            "task.reward=score: must be none or module:function, file.py:function, model:DIRECTORY, or "
-            "a JSON list of these",
+            "task.reward=score: must be none or module:function, file.py:function, "
+            "model:DIRECTORY, or a JSON list of these",
         ),
         (
             nested(resources__learner_gpus=1.5),
@@ -550,6 +550,47 @@ def test_reward_functions_are_named_by_module_or_file(function):
 @pytest.mark.parametrize("function", ["a:", ":f", "a.b", "a..b:c", "a b:c", "r.py:", "r.py:1f"])
 def test_other_names_of_reward_functions_are_refused(function):
     assert error(nested(task__reward=function)).startswith("task.reward=")
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("model:a b/c", "model:a b/c"),
+        ("model:score", "model:score"),  # a directory, although a module may have this name
+        (["model:/rm"], "model:/rm"),
+        (["model:/rm", "r.py:f"], '["model:/rm", "r.py:f"]'),
+        (' ["a:b","model:/é"]', '["a:b", "model:/é"]'),
+    ],
+)
+def test_a_reward_may_be_a_model_or_a_list(given, stored):
+    settings = GRPOConfig.from_dict(nested(task__reward=given))
+    assert settings.task.reward == stored
+    assert GRPOConfig.from_dict(settings.to_dict()) == settings
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["model:", "model: ", "model:a\0", "[]", '["a"]', '["a:b"', '["a:b", 1]', [], ["a:b", 1]],
+)
+def test_an_incomplete_reward_or_list_is_refused(given):
+    assert error(nested(task__reward=given)).startswith("task.reward=")
+
+
+@pytest.mark.parametrize(
+    ("given", "absolute"),
+    [
+        ("model:rm", "model:/base/rm"),
+        ("r.py:f", "/base/r.py:f"),
+        ("a.b:c", "a.b:c"),
+        ('["a:b", "model:../rm", "r.py:f"]', '["a:b", "model:/rm", "/base/r.py:f"]'),
+        ("model:", "model:"),  # the check of the setting refuses it later
+    ],
+)
+def test_paths_of_rewards_become_absolute(given, absolute):
+    assert make_absolute(nested(task__reward=given), "/base") == nested(task__reward=absolute)
+    mix = {"keyword": {"weight": 1, "reward": given}}
+    settled = make_absolute(nested(task__mix=mix), "/base")["task"]["mix"]
+    assert json.loads(settled)["keyword"]["reward"] == absolute
 
 
 def test_numbers_too_large_to_hold_are_refused():

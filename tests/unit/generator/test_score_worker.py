@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grpo_trainable.generator.score_worker import answers
-from grpo_trainable.tasks import RewardError
-from grpo_trainable.tasks.reward_function import Responses, as_reward
+from grpo_trainable.tasks import RewardError, as_score
+from grpo_trainable.tasks.reward_function import Responses, RewardFunction, as_reward, sum_of
 
 
 class RateLimitError(Exception):
@@ -84,3 +84,49 @@ def test_an_outage_may_pass_and_so_does_an_error_that_it_led_to(act: Callable[[]
 @pytest.mark.parametrize("act", [wrong_key, wrong_type, its_own_cause, ends, lambda: "text"])
 def test_a_mistake_in_a_reward_repeats(act: Callable[[], Any]) -> None:
     assert repeats(act)
+
+
+# ---- Several rewards ---------------------------------------------------------------------------
+
+
+def model(name: str, started: list[str]) -> RewardFunction:
+    """Return a reward with the properties of a reward model. It scores the length of a text."""
+    return RewardFunction(
+        score=lambda given: [float(len(text)) for text in given.texts],
+        name=name,
+        scores_groups=True,
+        reads=frozenset({"prompt"}),
+        takes_messages=False,
+        start=lambda: started.append(name),
+        has_spare=False,
+        may_die_of_responses=False,
+    )
+
+
+def half(response: str, ground_truth: Any) -> float:
+    return 0.5
+
+
+def test_a_model_and_a_function_give_the_sum_with_a_part_for_each() -> None:
+    reward = sum_of([model("rm", []), as_reward(half)])
+    first, second = answers(reward, Responses(texts=["abc", ""], ground_truth=None))
+    assert first == as_score({"reward": 3.5, "parts": {"rm": 3.0, "half": 0.5}})
+    assert second == as_score({"reward": 0.5, "parts": {"rm": 0.0, "half": 0.5}})
+
+
+def test_a_sum_has_the_needs_of_all_its_rewards() -> None:
+    started: list[str] = []
+    models = sum_of([model("a", started), model("b", started)])
+    models.start()
+    assert started == ["a", "b"]
+    assert not models.may_die_of_responses
+    mixed = sum_of([model("a", started), as_reward(half)])
+    assert mixed.scores_groups
+    assert not mixed.has_spare
+    assert not mixed.takes_messages
+    assert mixed.may_die_of_responses
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"lists two rewards with the same name \(rm, rm\)"):
+        sum_of([model("rm", []), model("rm", [])])

@@ -59,6 +59,26 @@ def test_a_users_files_are_read_in_place_of_what_ships(tmp_path):
     }
 
 
+def test_the_files_of_a_reward_model_are_read_and_several_rewards_are_numbered(tmp_path):
+    for name in ("config.json", "model.safetensors", "vocab.txt", "training_args.bin"):
+        (tmp_path / name).touch()
+
+    def of_rewards(*rewards: str) -> dict[str, Path]:
+        files = input_files(config(task={"reward": list(rewards)}))
+        return {key: path for key, path in files.items() if key.startswith("task.reward")}
+
+    read = ("config.json", "vocab.txt", "model.safetensors")
+    alone = of_rewards(f"model:{tmp_path}")
+    assert alone == {f"task.reward/{name}": tmp_path / name for name in read}
+    listed = of_rewards("/r.py:score", f"model:{tmp_path}")
+    assert listed == {
+        "task.reward/1": Path("/r.py"),
+        **{f"task.reward/2/{name}": tmp_path / name for name in read},
+    }
+    with pytest.raises(ValueError, match=r"^task\.reward=model:/no/rm: no such directory$"):
+        of_rewards("model:/no/rm")
+
+
 def test_the_files_of_a_users_engine_and_transport_are_read(tmp_path):
     files = input_files(
         config(placement="disaggregated", engine="/e.py:Mine", transport="/t.py:MINE")
