@@ -124,8 +124,8 @@ class CommonTaskSettings(Settings):
         also_called=(
             trl(
                 "reward_funcs",
-                "such as my_rewards.py:score, a function or a list of functions; model:DIRECTORY is "
-                "a reward model",
+                "such as my_rewards.py:score, a function or a list of functions; a reward model is "
+                "model:DIRECTORY",
             ),
             verl("custom_reward_function.path", "such as my_rewards.py:compute_score"),
             verl("custom_reward_function.name", "the part after the colon"),

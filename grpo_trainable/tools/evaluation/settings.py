@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -138,7 +139,7 @@ def _refuse_unnamed_code(
         if is_object or (check.refers_to == "rewards" and functions_in(value)):
             raise ConfigError(
                 f"{key}={shown(value)}: code that a checkpoint names runs only if you name it too: "
-                f"--set {key}={value}"
+                f"--set {shlex.quote(f'{key}={value}')}"
             )
 
 
@@ -201,7 +202,9 @@ def _refuse_changed(
             return True
         if check is None or setting not in given:
             return False
-        return check.refers_to == "path" or now.get(key) != before.get(key)
+        # Each file of a reward model has a key, but the setting says which model it is.
+        named = setting if check.refers_to == "rewards" else key
+        return check.refers_to == "path" or now.get(named) != before.get(named)
 
     same = {
         key: digest for key, digest in trained.inputs.items() if is_read(key) and not exchanged(key)

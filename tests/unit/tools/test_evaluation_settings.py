@@ -190,6 +190,32 @@ def test_code_that_a_checkpoint_names_runs_only_where_the_user_names_it(key, sec
     assert line.endswith(f"--set {key}=/x/evil.py:run")
 
 
+def test_a_function_in_a_list_of_rewards_must_be_named_too():
+    listed = '["model:/x/rm", "/x/evil.py:run"]'
+    line = refused(of=trained(inputs={}, task={"reward": listed}))
+    assert line.startswith("task.reward=")
+    assert "code that a checkpoint names" in line
+    assert line.endswith(f"--set 'task.reward={listed}'")
+    for reward in ("/x/evil.py:run", ["model:/x/rm", "/x/evil.py:run"]):
+        mix = {"keyword": 1, "hard": {"name": "keyword", "weight": 1, "reward": reward}}
+        line = refused(of=trained(inputs={}, task={"name": "mix", "mix": mix}))
+        assert line.startswith("task.mix, hard: code that a checkpoint names")
+
+
+def test_a_reward_model_may_be_exchanged_but_not_changed(tmp_path):
+    for directory in (tmp_path / "one", tmp_path / "two"):
+        directory.mkdir()
+        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+            (directory / name).write_text(directory.name)
+    trial = trained(task={"reward": f"model:{tmp_path}/one"})
+    assert settled(of=trial).task.reward == f"model:{tmp_path}/one"
+    other = f"task.reward=model:{tmp_path}/two"
+    assert settled(other, of=trial).task.reward == f"model:{tmp_path}/two"
+    (tmp_path / "one" / "config.json").write_text("changed")
+    with pytest.raises(InputChanged, match=r"task\.reward/config\.json"):
+        settled(of=trial)
+
+
 def test_code_of_a_setting_of_a_task_must_be_named_too(tmp_path):
     (tmp_path / "judged.py").write_text(
         "from dataclasses import dataclass\n"
