@@ -116,10 +116,9 @@ class CommonTaskSettings(Settings):
         tuple(TASK_SETTINGS), "Task that makes prompts and scores responses.", what="Class"
     )
     reward: str | None = rewards(
-        "Reward that scores responses in place of the task: a function, f(response, ground_truth) "
-        "or in the form of TRL or verl; a list of such functions; or a reward model, as "
-        "model:DIRECTORY (docs/howto/reward.md). Of several rewards, given as a JSON list, "
-        "training uses the sum.",
+        "Reward that scores responses in place of the task: a function f(response, ground_truth), "
+        "a function in the form of TRL or verl, a list of functions, or model:DIRECTORY for a "
+        "reward model (docs/howto/reward.md). A JSON list of rewards gives their sum.",
         read_if=(NOT_PLAYED, OF_TEXT),
         also_called=(
             trl(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_trainable.generator.score_worker import answers
+from grpo_trainable.generator.score_worker import answers, reward_function
 from grpo_trainable.tasks import RewardError, as_score
 from grpo_trainable.tasks.reward_function import Responses, RewardFunction, as_reward, sum_of
 
@@ -125,6 +125,14 @@ def test_a_sum_has_the_needs_of_all_its_rewards() -> None:
     assert not mixed.has_spare
     assert not mixed.takes_messages
     assert mixed.may_die_of_responses
+
+
+def test_a_model_without_the_extra_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"^task\.reward=model:/rm: the library transformers is "):
+        reward_function("model:/rm", None)
 
 
 def test_two_models_of_one_name_are_refused() -> None:
