@@ -31,7 +31,7 @@ from typing import Any
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.config.reward_kinds import FUNCTION, MODEL, Reward, rewards_of
 from grpo_trainable.generator.worker_side import die_with_parent, take_standard_streams
-from grpo_trainable.models.hf.directory import refuse_missing_library
+from grpo_trainable.models.hf.directory import refuse_other_than_reward_model
 from grpo_trainable.plugins import PluginError, load, one_line
 from grpo_trainable.tasks import REWARDS, RewardError, Score, as_score
 from grpo_trainable.tasks.custom import CustomTask
@@ -92,7 +92,7 @@ def _of_function(reward: Reward, fits: Callable[[Any], bool]) -> RewardFunction:
 def _of_model(reward: Reward, fits: Callable[[Any], bool]) -> RewardFunction:
     directory = Path(reward.source)
     try:
-        refuse_missing_library(str(directory), "transformers")
+        refuse_other_than_reward_model(directory)
         # Importing torch and transformers takes seconds, and other rewards do not need them.
         from grpo_trainable.models.hf.reward_model import RewardModel
 
@@ -101,8 +101,11 @@ def _of_model(reward: Reward, fits: Callable[[Any], bool]) -> RewardFunction:
         raise PluginError(f"task.reward={MODEL}:{error}") from None
 
     def score(given: Responses) -> list[float]:
-        prompt = as_messages(given.prompt) if model.has_chat_template else given.prompt
-        return model.scores(prompt, given.texts)
+        if model.has_chat_template:
+            return model.scores(as_messages(given.prompt), given.texts)
+        if not isinstance(given.prompt, str):
+            raise ValueError("the prompt is a list of messages, but there is no chat template")
+        return model.scores(given.prompt, given.texts)
 
     def start() -> None:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import tokenizers
 
-from grpo_trainable.models.hf.files import INSTALL, weight_files
+from grpo_trainable.models.hf.files import INSTALL, reward_model_files, weight_files
 from grpo_trainable.models.hf.json_files import (
     ADAPTER_CONFIG,
     CONTEXT_LENGTH,
@@ -28,6 +28,9 @@ from grpo_trainable.models.safetensors_header import tensor_shapes
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer, read_backend
 from grpo_trainable.plugins import missing_library
+
+# One of these files holds the vocabulary of a tokenizer.
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 # ---- Shape and checks ------------------------------------------------------------------------
 
@@ -82,6 +85,20 @@ def refuse_unreadable(directory: Path) -> None:
             f"model_type={json.dumps(config.get('model_type'))}"
         )
     weight_files(directory)
+
+
+def refuse_other_than_reward_model(directory: Path) -> None:
+    """Check the files of a reward model, without importing `transformers`.
+
+    Raises:
+        ValueError: The library is missing or cannot read the model, or there is no tokenizer. The
+            message is one line.
+    """
+    refuse_missing_library(str(directory), "transformers")
+    files = reward_model_files(directory)
+    refuse_unreadable(directory)
+    if not any(name in VOCABULARIES for name in files):
+        raise ValueError(f"{directory}: has no tokenizer ({' or '.join(VOCABULARIES)})")
 
 
 def refuse_unusable(directory: Path) -> None:

@@ -14,17 +14,10 @@ import transformers
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo_trainable.models.hf.chat import Messages, with_fixed_date
-from grpo_trainable.models.hf.directory import (
-    refuse_missing_library,
-    refuse_unreadable,
-    weight_shapes,
-)
-from grpo_trainable.models.hf.files import reward_model_files
+from grpo_trainable.models.hf.directory import refuse_missing_library, weight_shapes
 from grpo_trainable.models.hf.json_files import context_length, text_config
 from grpo_trainable.plugins import one_line
 
-# One of these files holds the vocabulary of a tokenizer.
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 BATCH_TOKENS = 1 << 14  # most tokens in one forward pass, with padding; a longer row is run alone
 
 
@@ -37,14 +30,12 @@ class RewardModel:
     def __init__(self, directory: Path) -> None:
         """Read the small files, and check the weights by their names. `load` reads the weights.
 
+        `refuse_other_than_reward_model` must have accepted the directory.
+
         Raises:
             ValueError: The directory holds no reward model, or a library is missing. The message is
                 one line that begins with the directory.
         """
-        files = reward_model_files(directory)
-        refuse_unreadable(directory)
-        if not any(name.endswith(VOCABULARIES) for name in files):
-            raise ValueError(f"{directory}: has no tokenizer ({' or '.join(VOCABULARIES)})")
         self._directory = directory
         self._config = self._read(transformers.AutoConfig)
         self._tokenizer: Any = self._read(transformers.AutoTokenizer)

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from test_reward_forms import TRL, config_of, train_two_rounds
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.generator.score_worker import answers, reward_function
 from grpo_trainable.generator.scorer import ProcessScorer, check_reward
 from grpo_trainable.models.hf.files import reward_model_files
 from grpo_trainable.tasks import Example, Score, ScoreRequest
+from grpo_trainable.tasks.reward_function import Responses
 from tuning.memory import need_of
 from tuning.model_dimensions import stored_parameters
 
@@ -173,21 +175,17 @@ def with_labels(path: Path, count: int) -> str:
 def test_a_directory_without_a_reward_model_is_refused_in_one_line(
     make: Any, reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{tmp_path}") as error:
-        reward_model.RewardModel(Path(make(tmp_path)))
+    with pytest.raises(ValueError, match=f"^task.reward=model:{tmp_path}") as error:
+        reward_function(f"model:{make(tmp_path)}", None)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_check_reads_no_weights_and_names_the_setting(one_path: str, tmp_path: Path) -> None:
-    text = Example(PROMPT, None)
-    check_reward(f"model:{one_path}", examples=[text])
-    with pytest.raises(ValueError, match=f"^task.reward=model:{tmp_path}: no model.safetensors"):
-        check_reward(f"model:{tmp_path}")
+def test_a_check_refuses_messages_for_a_model_without_a_template(one_path: str) -> None:
     with pytest.raises(
         ValueError, match=f"^task.reward=model:{one_path}: .* has no chat template$"
     ):
-        check_reward(f"model:{one_path}", examples=[text, Example(MESSAGES, None)])
+        check_reward(f"model:{one_path}", examples=[Example(PROMPT, None), Example(MESSAGES, None)])
 
 
 def test_files_of_a_reward_model_leave_out_pickles(tmp_path: Path) -> None:
@@ -218,27 +216,18 @@ def test_every_reward_process_needs_memory_for_the_model(one_path: str, tmp_path
 # ---- Processes ---------------------------------------------------------------------------------
 
 
-def requests(example: int = 0, prompt: Any = PROMPT) -> list[ScoreRequest]:
-    return [ScoreRequest(text, None, example=example, prompt=prompt) for text in RESPONSES]
-
-
-def rewards(answers: Sequence[Any]) -> list[float]:
-    assert all(isinstance(answer, Score) for answer in answers), answers
-    return [answer.reward for answer in answers]
-
-
-@contextlib.contextmanager
-def scoring(reward: str, **options: Any) -> Iterator[ProcessScorer]:
-    scorer = ProcessScorer(reward, deadline_s=60, environment={"OMP_NUM_THREADS": "1"}, **options)
-    with contextlib.closing(scorer):
-        yield scorer
-
-
 def test_a_process_that_is_killed_in_mid_batch_loses_nothing(chat_path: str) -> None:
     model = loaded(chat_path)
     expected = model.scores([{"role": "user", "content": PROMPT.strip()}], RESPONSES) * 3
-    asked = [request for example in range(3) for request in requests(example)]
-    with scoring(f"model:{chat_path}") as scorer:
+    asked = [
+        ScoreRequest(text, None, example=example, prompt=PROMPT)
+        for example in range(3)
+        for text in RESPONSES
+    ]
+    scorer = ProcessScorer(
+        f"model:{chat_path}", deadline_s=60, environment={"OMP_NUM_THREADS": "1"}
+    )
+    with contextlib.closing(scorer):
         (worker,) = scorer._processes  # no spare holds the model a second time
         pid = worker._process.pid
         os.kill(pid, signal.SIGSTOP)  # the batch stays under way until the process is killed
@@ -250,18 +239,22 @@ def test_a_process_that_is_killed_in_mid_batch_loses_nothing(chat_path: str) -> 
         thread.join(120)
         (replacement,) = scorer._processes
         assert replacement._process.pid != pid
-    assert rewards(answers) == pytest.approx(expected, abs=1e-5)
+    assert all(isinstance(answer, Score) for answer in answers), answers
+    assert [answer.reward for answer in answers] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_model_and_a_function_combine_by_their_weights(one_path: str, tmp_path: Path) -> None:
+def test_a_model_and_a_function_are_parts_of_a_list(one_path: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def length(response, truth):\n    return float(len(response))\n")
-    listed = json.dumps([f"model:{one_path}", f"{file}:length"])
-    with scoring(listed, weights={"rm": 2.0, "length": 0.5}) as scorer:
-        found = rewards(scorer.score(requests()))
-    scores = loaded(one_path).scores(PROMPT, RESPONSES)
-    expected = [2 * own + len(text) / 2 for own, text in zip(scores, RESPONSES, strict=True)]
-    assert found == pytest.approx(expected, abs=1e-4)
+    reward = reward_function(json.dumps([f"model:{one_path}", f"{file}:length"]), None)
+    reward.start()
+    found = answers(reward, Responses(texts=RESPONSES, ground_truth=None, prompt=PROMPT))
+    for answer, score, text in zip(
+        found, loaded(one_path).scores(PROMPT, RESPONSES), RESPONSES, strict=True
+    ):
+        assert isinstance(answer, Score)
+        assert answer.parts == pytest.approx({"rm": score, "length": len(text)}, abs=1e-5)
+        assert answer.reward == pytest.approx(score + len(text), abs=1e-5)
 
 
 # ---- Trials ------------------------------------------------------------------------------------
