@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from grpo_trainable.plugins import is_reference
 
-FUNCTION, MODEL = "function", "model"
+FUNCTION, JUDGE, MODEL = "function", "judge", "model"
 # Kinds of rewards that a path names -> what the path names.
-PATHS = {MODEL: "DIRECTORY"}
+PATHS = {MODEL: "DIRECTORY", JUDGE: "FILE"}
 FORMS = ("module:function", "file.py:function", *(f"{kind}:{PATHS[kind]}" for kind in PATHS))
 EXPECTED = f"{', '.join(FORMS)}, or a JSON list of these"
 
@@ -66,9 +66,12 @@ def rewards_text(rewards: list[Reward]) -> str:
     return texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
 
 
-def functions_in(value: Any) -> list[str]:
-    """Return the references to functions in a value of `task.reward`."""
-    return [reward.source for reward in rewards_of(value) if reward.kind == FUNCTION]
+def must_be_named(value: Any) -> list[str]:
+    """Return the rewards in a value of `task.reward` that a checkpoint alone must not choose.
+
+    These rewards run code of the user, or send responses and an API key to a service.
+    """
+    return [one.source for one in rewards_of(value) if one.kind in (FUNCTION, JUDGE)]
 
 
 def models_in(value: Any) -> list[str]:

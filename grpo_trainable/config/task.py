@@ -117,8 +117,9 @@ class CommonTaskSettings(Settings):
     )
     reward: str | None = rewards(
         "Reward that scores responses in place of the task: a function f(response, ground_truth), "
-        "a function in the form of TRL or verl, a list of functions, or model:DIRECTORY for a "
-        "reward model (docs/howto/reward.md). A JSON list of rewards gives their sum.",
+        "a function in the form of TRL or verl, a list of functions, model:DIRECTORY for a reward "
+        "model (docs/howto/reward.md), or judge:FILE for a language model that judges responses "
+        "(docs/howto/judge.md). A JSON list of rewards gives their sum.",
         read_if=(NOT_PLAYED, OF_TEXT),
         also_called=(
             trl(
@@ -149,8 +150,8 @@ class CommonTaskSettings(Settings):
         None,
         "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the parts. "
         "Built-in rewards have the parts `format` and `answer`, your own reward has the parts that "
-        "it returns, and a list of rewards has one part for each reward. `none` uses the reward "
-        "itself.",
+        "it returns, a list of rewards has one part for each reward, and a judge has one part for "
+        "each criterion. `none` uses the reward itself.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ from grpo_trainable.generator.state_values import Completer, Completions, state_
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import policy_shape, policy_tokenizer
 from grpo_trainable.protocol.messages import Deposited, FailedPrompt, Loaded, Sampled, Scored
-from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
+from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup, Rubric
 from grpo_trainable.protocol.weight_transfer import WeightReceiver
 from grpo_trainable.tasks import RewardError, Score
 from grpo_trainable.tasks.prompts import Prompts, build_task
@@ -49,6 +49,7 @@ class _Rollouts:
 
     stream: str
     groups: list[RolloutGroup]
+    rubrics: list[tuple[Rubric, ...] | None]  # of the prompt of each group; see `Request`
     completions: list[Completions]  # one for each group; empty if not needed
 
 
@@ -191,7 +192,10 @@ class Generator:
             if self._reference is not None and stream == "train":
                 with self._context.clock("reference"):
                     groups = self._reference.annotate(groups)
-            rollouts = _Rollouts(stream=stream, groups=groups, completions=completions)
+            rubrics = [request.rubrics for request in requests]
+            rollouts = _Rollouts(
+                stream=stream, groups=groups, rubrics=rubrics, completions=completions
+            )
             if self._scorer is not None and not self._scores_apart:
                 with self._context.clock(_scoring_stage(stream)):
                     scores = self._scores(rollouts)
@@ -328,8 +332,12 @@ class Generator:
         for of_group, completed in zip(responses, rollouts.completions, strict=False):
             of_group += completed.responses
         requests = [
-            self._prompts.score_request(rollouts.stream, group.example, ids)
-            for group, of_group in zip(rollouts.groups, responses, strict=True)
+            replace(
+                self._prompts.score_request(rollouts.stream, group.example, ids), rubrics=rubrics
+            )
+            for group, of_group, rubrics in zip(
+                rollouts.groups, responses, rollouts.rubrics, strict=True
+            )
             for ids in of_group
         ]
         assert self._scorer is not None, "episodes are scored while they are played"
@@ -380,6 +388,7 @@ def _scored(
         reward_errors=sum(has_failed(s) for row in scores for s in row),
         unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
         completions=sum(len(completed.responses) for completed in rollouts.completions),
+        usage=dict(sum((Counter(s.usage) for row in scores for s in row), Counter[str]())),
         loaded=loaded,
         spans=spans,
     )
@@ -400,6 +409,8 @@ def _scored(
                 )
             )
             continue
+        if valid[0].rubrics is not None:
+            scored.rubrics[group.prompt_index] = tuple(Rubric(*own) for own in valid[0].rubrics)
         if completed is not None:
             beside = [score.reward for score in valid[len(group.response_ids) :]]
             group = replace(group, state_values=state_values(group, completed, beside))

@@ -6,10 +6,10 @@ built-in task or a user's class. In that case, the function is the task's method
 `check`, the process is not prepared for requests, so a reward model is checked but not loaded.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true, …}` with all fields of `RewardFunction` except its functions. If the reward cannot
+`{"ready": true, …}` with the fields of `RewardFunction` except its functions. If the reward cannot
 be used, the first line is `{"error": …}` instead, and the process ends. After the first line, each
-request gets one reply. A request is an object with the fields of `Responses` that the
-function reads. The reply is a list with one entry per response. An entry is
+request gets one reply. A request is a list with one object per prompt. An object has the fields of
+`Responses` that the function reads. The reply is a list with one entry per response. An entry is
 `{"reward", "format_reward", …}` with the fields of a `Score`, or `{"message", …}` with the fields
 of a `RewardError`.
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
-from grpo_trainable.config.reward_kinds import FUNCTION, MODEL, Reward, rewards_of
+from grpo_trainable.config.reward_kinds import FUNCTION, JUDGE, MODEL, Reward, rewards_of
 from grpo_trainable.generator.worker_side import die_with_parent, take_standard_streams
 from grpo_trainable.models.hf.directory import refuse_other_than_reward_model
 from grpo_trainable.plugins import PluginError, load, one_line
@@ -125,8 +125,18 @@ def _of_model(reward: Reward, fits: Callable[[Any], bool]) -> RewardFunction:
     )
 
 
+def _of_judge(reward: Reward, fits: Callable[[Any], bool]) -> RewardFunction:
+    # Other rewards need no HTTP client.
+    from grpo_trainable.tasks.judge.reward import judge_reward
+
+    try:
+        return judge_reward(reward.source)
+    except ValueError as error:
+        raise PluginError(f"task.reward={reward.text}: {error}") from None
+
+
 # Kind of a reward -> the function that loads it.
-KINDS = {FUNCTION: _of_function, MODEL: _of_model}
+KINDS = {FUNCTION: _of_function, JUDGE: _of_judge, MODEL: _of_model}
 
 
 def _built_in(name: str, settings: dict[str, Any]) -> Any:
@@ -138,20 +148,25 @@ def _built_in(name: str, settings: dict[str, Any]) -> Any:
     return reward.reward
 
 
-def answers(reward: RewardFunction, given: Responses) -> list[Score | RewardError]:
-    """Return a `Score` or a `RewardError` for each response.
+def answers(reward: RewardFunction, *batch: Responses) -> list[Score | RewardError]:
+    """Return a `Score` or a `RewardError` for each response to the prompts of a batch.
 
-    If the reward function raises an exception, no response gets a score. If one of its results is
-    invalid, only the response with that result gets no score.
+    If the reward function raises an exception, no response of the call gets a score. If one of its
+    results is invalid, only the response with that result gets no score.
     """
     try:
-        results = reward.score(given)
+        if reward.score_batch is None:
+            results = [result for given in batch for result in reward.score(given)]
+        else:
+            results = [result for own in reward.score_batch(batch) for result in own]
     except (Exception, SystemExit) as error:
-        return [_failure(error)] * len(given.texts)
+        return [_failure(error)] * sum(len(given.texts) for given in batch)
     return [_answer(result) for result in results]
 
 
 def _answer(result: Any) -> Score | RewardError:
+    if isinstance(result, RewardError):
+        return result
     if result is None:
         return RewardError("the reward function returned None", is_failure=False)
     try:
@@ -200,14 +215,22 @@ def main(reference: str, lifeline_fd: int, task: str = "null", check: str = "") 
     except ValueError as error:
         send({"error": str(error)})
         return
-    send({"ready": True, **_description(reward)})
+    send(
+        {
+            "ready": True,
+            "scores_batches": reward.score_batch is not None,
+            **_description(reward),
+        }
+    )
     for line in requests:
-        send([asdict(answer) for answer in answers(reward, Responses(**json.loads(line)))])
+        batch = [Responses(**given) for given in json.loads(line)]
+        send([asdict(answer) for answer in answers(reward, *batch)])
 
 
 def _description(reward: RewardFunction) -> dict[str, Any]:
-    """Return the fields of a reward function that are data."""
+    """Return the fields of a reward function that are data, not functions."""
     own = {item.name: getattr(reward, item.name) for item in fields(reward)}
+    del own["score_batch"]  # a function or None
     data = {name: value for name, value in own.items() if not callable(value)}
     return {k: sorted(v) if isinstance(v, frozenset) else v for k, v in data.items()}
 

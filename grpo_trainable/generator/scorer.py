@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 from grpo_trainable.config import ConfigError, GRPOConfig, TaskSettings, threads
 from grpo_trainable.config.resources import sampling_gpus
-from grpo_trainable.config.reward_kinds import models_in
+from grpo_trainable.config.reward_kinds import JUDGE, models_in, rewards_of
 from grpo_trainable.generator.worker_process import WorkerProcess
 from grpo_trainable.tasks import Example, JSONValue, RewardError, Score, ScoreRequest, Task
 from grpo_trainable.tasks.answers import answer_form
@@ -73,15 +74,16 @@ class ProcessScorer:
     contains the task's `settings` and `seed`, and the function is the task's method `reward`.
 
     A call scores one response or, if the function scores groups, consecutive requests for the same
-    example. Three kinds of failure give all responses of a call a `RewardError`: an exception, no
-    answer within `deadline_s` seconds per response, and the death of the process. A result that is
-    not a finite number gives only its own response a `RewardError`. A call with an exception or
-    such a result is repeated once, to see whether the failure repeats. If the function gives no
-    answer for a response and `unverified` is given, the score is the result of `unverified`
-    instead, because the response is at fault, not the function. A spare process, already warm,
-    replaces a process that was killed or died. A reward model has no spare, because a spare would
-    hold the model a second time, so a new process replaces the process. If the process of a reward
-    model dies, its call is repeated once, in the new process.
+    example. If the function scores batches, a call scores all requests. Three kinds of failure give
+    all responses of a call a `RewardError`: an exception, no answer within `deadline_s` seconds per
+    response, and the death of the process. A result that is not a finite number gives only its own
+    response a `RewardError`. A call with an exception or such a result is repeated once, to see
+    whether the failure repeats. If the function gives no answer for a response and `unverified` is
+    given, the score is the result of `unverified` instead, because the response is at fault, not
+    the function. A spare process, already warm, replaces a process that was killed or died. A
+    reward model has no spare, because a spare would hold the model a second time, so a new process
+    replaces the process. If the process of a reward model dies, its call is repeated once, in the
+    new process.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
@@ -116,13 +118,13 @@ class ProcessScorer:
             task: The task's `settings` and `seed`. None: `reward` names a function.
             unverified: Returns the score of a response for which the function gives no answer.
                 None: a missing answer is an error.
-            weights: Weights of the parts, if `reward` is a list of rewards. The reward is the
-                weighted sum of the parts. None: the sum of all parts.
+            weights: Weights of the parts, if the reward has parts that are known in advance. The
+                reward is the weighted sum of the parts. None: the reward that the function returns.
             environment: Environment variables of the processes, besides those of this process.
 
         Raises:
             ValueError: The function cannot be imported or has no accepted form, or `weights` names
-                a function that the list lacks.
+                a part that the reward lacks.
         """
         self._start = functools.partial(
             _worker, reward, directory, task, environment=environment or {}
@@ -138,6 +140,7 @@ class ProcessScorer:
         for worker in self._processes:
             ready = worker.wait_until_ready()
             self._scores_groups: bool = ready["scores_groups"]
+            self._scores_batches: bool = ready["scores_batches"]
             self._has_spare: bool = ready["has_spare"]
             self._may_die_of_responses: bool = ready["may_die_of_responses"]
             self._reads: list[str] = ready["reads"]
@@ -181,10 +184,11 @@ class ProcessScorer:
 
     def _calls(self, requests: Sequence[ScoreRequest]) -> list[list[ScoreRequest]]:
         """Divide the requests into calls of the reward function."""
+        if self._scores_batches:
+            return [list(requests)] if requests else []
         if not self._scores_groups:
             return [[request] for request in requests]
-        groups = itertools.groupby(requests, lambda request: (request.label, request.example))
-        return [list(group) for _, group in groups]
+        return _groups(requests)
 
     def close(self) -> None:
         """Kill all processes. Pending requests get no answer."""
@@ -214,7 +218,7 @@ class ProcessScorer:
             TimeoutError: The answers did not come in time.
             EOFError: The process died.
         """
-        message = _message(group, self._reads)
+        message = [_message(own, self._reads, self._deadline_s) for own in _groups(group)]
         worker = self._free.get()
         try:
             if not worker.is_alive():
@@ -268,12 +272,21 @@ class ProcessScorer:
         return worker
 
 
-def _message(group: Sequence[ScoreRequest], reads: Collection[str]) -> dict[str, Any]:
+def _groups(requests: Sequence[ScoreRequest]) -> list[list[ScoreRequest]]:
+    """Divide requests into runs that belong to the same example."""
+    groups = itertools.groupby(requests, lambda own: (own.label, own.example, own.rubrics))
+    return [list(group) for _, group in groups]
+
+
+def _message(
+    group: Sequence[ScoreRequest], reads: Collection[str], deadline_s: float
+) -> dict[str, Any]:
     """Return the fields of a `Responses` object for requests that share an example.
 
     Args:
         group: The requests.
         reads: The fields that the function reads besides the texts and the true answer.
+        deadline_s: Time limit for each response.
     """
     first = group[0]
     prompt = first.prompt
@@ -282,6 +295,8 @@ def _message(group: Sequence[ScoreRequest], reads: Collection[str]) -> dict[str,
         "prompt": prompt if isinstance(prompt, str) else [dict(message) for message in prompt],
         "columns": dict(first.columns),
         "label": first.label,
+        "deadline_s": deadline_s,
+        "rubrics": first.rubrics,
     }
     return {
         "texts": [request.response for request in group],
@@ -296,11 +311,16 @@ def _answers(replies: Sequence[Mapping[str, Any]]) -> list[Score | RewardError]:
 
 def _confirmed(first: Score | RewardError, second: Score | RewardError) -> Score | RewardError:
     """Combine the two answers to a repeated request. A failure repeats if both are equal."""
+    usage = dict(Counter(first.usage) + Counter(second.usage))
+    if isinstance(first, Score):
+        # The rubrics of a group are known only once all its responses are scored.
+        rubrics = second.rubrics if isinstance(second, Score) else None
+        return replace(first, usage=usage, rubrics=rubrics)
     if not has_failed(first):
-        return first
+        return replace(first, usage=usage)
     if isinstance(second, Score) or second == first:
-        return second
-    return replace(second, repeats=False)
+        return replace(second, usage=usage)
+    return replace(second, repeats=False, usage=usage)
 
 
 class MixScorer:
@@ -417,7 +437,7 @@ def check_reward(
     """Check, before Ray starts, that a `ProcessScorer` can start and suits the data.
 
     A function is imported in a separate process but is not called. A reward model is checked there,
-    but its weights are not read.
+    but its weights are not read. A judge is asked one question.
 
     Args:
         reward: See `ProcessScorer`.
@@ -428,7 +448,7 @@ def check_reward(
 
     Raises:
         ValueError: The reward cannot be loaded, has no accepted form or does not suit an example,
-            or `weighted` names a reward that the list lacks. The message is one line that names the
+            or `weighted` names a part that the reward lacks. The message is one line that names the
             setting.
     """
     worker = _worker(reward, directory, task, environment={}, check=True)
@@ -446,25 +466,43 @@ def check_reward(
                 "tokenizer of the reward model has no chat template"
             )
     _refuse_other_parts(_named(reward, task), ready["parts"], weighted)
+    if task is None:
+        check_source(reward)
 
 
-def _refuse_other_parts(named: str, rewards: Sequence[str], weighted: Collection[str]) -> None:
-    """Check that the weights for a list of rewards name only rewards of the list.
+def check_source(reward: str) -> None:
+    """Check that each judge in a value of `task.reward` answers. Other rewards are not checked.
+
+    Raises:
+        ConfigError: A judge cannot be used. The message is one line that names the setting.
+    """
+    for one in rewards_of(reward):
+        if one.kind == JUDGE:
+            # Other rewards need no HTTP client.
+            from grpo_trainable.tasks.judge.reward import check_judge
+
+            try:
+                check_judge(one.source)
+            except ConfigError as error:
+                raise ConfigError(f"{_named(one.text, None)}: {error}") from None
+
+
+def _refuse_other_parts(named: str, parts: Sequence[str], weighted: Collection[str]) -> None:
+    """Check that the weights name only parts that the reward has.
 
     Args:
-        named: The setting that names the list.
-        rewards: Names of the rewards in the list. Empty: the setting does not name a list, so the
-            function's return value decides the parts of the reward.
+        named: The setting that names the reward.
+        parts: Names of the reward's parts. Empty: the function's return value decides the parts.
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:
-        ConfigError: A weight names something that is not in the list.
+        ConfigError: A weight names something that is not a part of the reward.
     """
-    unknown = set(weighted) - set(rewards)
-    if rewards and unknown:
+    unknown = set(weighted) - set(parts)
+    if parts and unknown:
         raise ConfigError(
-            f"task.reward_weights: names {min(unknown)}, but {named} lists the rewards "
-            f"{', '.join(rewards)}"
+            f"task.reward_weights: names {min(unknown)}, but {named} has the parts "
+            f"{', '.join(parts)}"
         )
 
 

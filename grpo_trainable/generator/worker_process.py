@@ -109,8 +109,8 @@ class WorkerProcess:
             raise PluginError(reply["error"])
         raise ValueError(f"{self._name}: {reason}")
 
-    def ask(self, message: dict[str, Any], deadline_s: float) -> Any:
-        """Send a message, and return the reply.
+    def ask(self, message: Any, deadline_s: float) -> Any:
+        """Send a message that JSON can store, and return the reply.
 
         Raises:
             TimeoutError: The reply did not come in time.

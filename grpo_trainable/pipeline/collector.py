@@ -16,6 +16,7 @@ from grpo_trainable.pipeline.pools import DifficultyPools
 from grpo_trainable.pipeline.replay_buffer import ReplayBuffer
 from grpo_trainable.pipeline.report import Counts, Recorder
 from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors, what_scores
+from grpo_trainable.pipeline.rubric_buffers import RubricBuffers
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
@@ -54,6 +55,7 @@ class Collector:
         self._recorder = recorder
         self._drawn_rewards = DrawnRewards(config.rollout.prompts)
         self._drawn_lengths = DrawnLengths(config.rollout.group_size)
+        self.rubrics = RubricBuffers(config)
         self._by_task = by_task
         self._pools: DifficultyPools | None = None
         if config.pools.enabled:
@@ -92,6 +94,7 @@ class Collector:
         self.buffer.add(accepted)
         self._drawn_rewards.add(groups)
         self._drawn_lengths.add(scored)
+        self.rubrics.add(scored)
         counts.dropped_zero_advantage += len(groups) - len(accepted)
         counts.dropped_reward += len(scored.failed)
         counts.sampled_responses += sum(len(group.response_ids) for group in groups)
@@ -107,6 +110,7 @@ class Collector:
         counts.reward_errors += scored.reward_errors
         counts.unverified += scored.unverified
         counts.completions += scored.completions
+        counts.add_usage(scored.usage)
         counts.scored_responses += prompts * group_size + scored.completions
         told = f"reward: {what_scores(self._config)} failed on {counts.reward_errors} of "
         told += plural(counts.scored_responses, "response")
@@ -143,11 +147,12 @@ class Collector:
         return sample.groups
 
     def _close_draws(self, filled: Sequence[FilledBatch]) -> None:
-        """Compute the metrics of the prompts drawn for a round, and update pass rates."""
+        """Compute the metrics of the prompts drawn for a round. Update pass rates and rubrics."""
         drawn = [index for batch in filled for index in batch.drawn]
         answers = self._drawn_rewards.answers(drawn)
         self._drawn_row = self._drawn_rewards.take_metrics(filled) | self._by_task.drawn(drawn)
         self._drawn_row |= self._drawn_lengths.take_metrics(drawn)
+        self.rubrics.settle(drawn)
         if self._pools is not None:
             self._drawn_row |= self._pools.settle(drawn, answers)
         if schedule.redraws(self._config):
@@ -212,6 +217,7 @@ class Collector:
             "drawn_rewards": self._drawn_rewards.state(),
             "drawn_lengths": self._drawn_lengths.state(),
             "pools": None if self._pools is None else self._pools.state(),
+            "rubrics": self.rubrics.state(),
         }
 
     def load_state(
@@ -227,6 +233,8 @@ class Collector:
                 and counted, and new prompts are requested.
         """
         self.counts = Counts(**state["counts"])
+        if "rubrics" in state:  # checkpoints of earlier versions lack this key
+            self.rubrics.load_state(state["rubrics"], same_sampling=same_sampling)
         if same_sampling:
             self.ledger.load_state(state["ledger"])
             self.buffer.add(groups)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.pipeline.open_calls import OpenCalls
 from grpo_trainable.pipeline.report import Recorder
+from grpo_trainable.pipeline.rubric_buffers import RubricBuffers
 from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost
 from grpo_trainable.protocol.messages import Deposited, Loaded, Published, Sampled, Scored
 from grpo_trainable.protocol.rollout import Request
@@ -131,6 +132,7 @@ class Fleet:
         calls: OpenCalls[Any],
         recorder: Recorder,
         spawn: Spawn | None,
+        rubrics: RubricBuffers,
     ) -> None:
         """Create a fleet whose generators have no weights yet.
 
@@ -142,6 +144,7 @@ class Fleet:
             recorder: Receives spans, changes of weights and notes.
             spawn: Starts a generator in place of a lost one. The loss of a generator ends the trial
                 if `spawn` is None, or if the loss happens before `has_first_weights` is True.
+            rubrics: The rubrics that requests carry.
         """
         self.generators = [FleetGenerator(actor=actor) for actor in actors]
         # Lost generators that have not been replaced yet, because no machine has room.
@@ -153,6 +156,7 @@ class Fleet:
         self._calls = calls
         self._recorder = recorder
         self._spawn = spawn
+        self._rubrics = rubrics
         self._published: Published | None = None  # the newest weights
         # Round of each snapshot that is still in use -> seconds that its publication took.
         self._publish_s: dict[int, float] = {}
@@ -295,7 +299,7 @@ class Fleet:
         generator.chunks += 1
         indices = work.prompt_indices
         requests = [
-            self._requests.request(work.stream, index, example)
+            self._rubrics.attach(self._requests.request(work.stream, index, example))
             for index, example in zip(indices, work.examples or [None] * len(indices), strict=True)
         ]
         call = generator.actor.submit(work.stage, "generate", requests)

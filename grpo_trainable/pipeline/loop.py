@@ -114,7 +114,15 @@ class Pipeline:
             config, self.gate, self._recorder, self._by_task, requests.train_size
         )
         self._calls: OpenCalls[Update | FleetCall] = OpenCalls(runtime, config.resources.deadline_s)
-        self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
+        self._fleet = Fleet(
+            config,
+            requests,
+            generators,
+            self._calls,
+            self._recorder,
+            spawn,
+            self._collector.rubrics,
+        )
         self._learners = learners
         self._clock = clock
         self._first_sync_s = 0.0  # seconds that the first sync took, including transport set-up
@@ -332,6 +340,8 @@ class Pipeline:
             self._fleet.sample(self._fleet.least_busy(), chunk)
         self._work_until(lambda: len(self._held_out) == len(chunks))
         answers, self._held_out = self._held_out, []
+        for answer in answers:
+            self.counts.add_usage(answer.usage)
         self.evaluation, held_out, notes = held_out_rewards(
             self.config, self.gate.learner_round, self.evaluation, answers, self._by_task
         )

@@ -11,6 +11,7 @@ from grpo_trainable.protocol.calls import OutOfBand
 from grpo_trainable.protocol.messages import GradientStep, Loaded, Updated
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import Sync, VersionChange
+from grpo_trainable.tasks.task import USAGE
 from grpo_trainable.telemetry.metrics import ActorSpan, stage_seconds
 from grpo_trainable.telemetry.stages import shares_of_work
 from grpo_trainable.telemetry.timers import Span, covered_seconds
@@ -40,6 +41,12 @@ class Counts:
     sampled_responses: int = 0  # responses in training groups
     sampled_tokens: int = 0
     completions: int = 0  # responses sampled to estimate values of states
+    # Calls of a judge, for training and evaluations (`USAGE` in `grpo_trainable/tasks/task.py`).
+    judge_calls: int = 0
+    judge_retries: int = 0
+    judge_cached: int = 0
+    judge_prompt_tokens: int = 0
+    judge_completion_tokens: int = 0
 
     @property
     def dropped(self) -> int:
@@ -57,7 +64,14 @@ class Counts:
                  "unverified", "checkpoint_failures", "skipped_rounds", "short_batches",
                  "dropped_stale", "dropped_reward", "dropped_lost",
                  "dropped_zero_advantage")  # fmt: skip
+        if self.judge_calls or self.judge_cached:
+            names += tuple(f"judge_{name}" for name in USAGE)
         return {f"count/{name}": float(getattr(self, name)) for name in names}
+
+    def add_usage(self, usage: Mapping[str, int]) -> None:
+        """Add calls of a judge."""
+        for name, count in usage.items():
+            setattr(self, f"judge_{name}", getattr(self, f"judge_{name}") + count)
 
 
 @dataclass(frozen=True, kw_only=True)

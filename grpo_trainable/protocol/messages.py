@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from grpo_trainable.protocol.rollout import RolloutGroup
+from grpo_trainable.protocol.rollout import RolloutGroup, Rubric
 from grpo_trainable.telemetry.timers import Span
 
 # ---- Answers of a generator --------------------------------------------------------------------
@@ -71,6 +71,10 @@ class Scored:
     loaded: list[Loaded]  # see `Sampled`
     spans: list[Span]
     completions: int = 0  # number of responses sampled and scored to estimate values of states
+    # The calls of a judge for all responses, as in `Score.usage` (`grpo_trainable/tasks/task.py`).
+    usage: dict[str, int] = field(default_factory=dict)
+    # Index of a prompt -> the prompt's rubrics, if a judge has changed them.
+    rubrics: dict[int, tuple[Rubric, ...]] = field(default_factory=dict)
 
 
 # ---- Answers of a learner ----------------------------------------------------------------------

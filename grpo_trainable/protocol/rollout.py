@@ -66,6 +66,13 @@ class StateOf(NamedTuple):
     tokens: int
 
 
+class Rubric(NamedTuple):
+    """A criterion that a judge has written for one prompt."""
+
+    description: str
+    weight: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to sample `group_size` responses to one prompt; the unit of dispatch and counting.
@@ -84,6 +91,8 @@ class Request:
     # Index of the prompt's example in the stream. None means that it equals `prompt_index`.
     example_index: int | None = None
     state: StateOf | None = None
+    # Rubrics of the prompt that a judge has written so far. None: the judge writes none.
+    rubrics: tuple[Rubric, ...] | None = None
 
     @property
     def example(self) -> int:

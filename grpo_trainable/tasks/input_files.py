@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
-from grpo_trainable.config.reward_kinds import FUNCTION, MODEL, Reward, rewards_of
+from grpo_trainable.config.reward_kinds import FUNCTION, JUDGE, MODEL, Reward, rewards_of
 from grpo_trainable.models.directory import policy_files
 from grpo_trainable.models.hf.adapter import adapter_files
 from grpo_trainable.models.hf.files import reward_model_files
@@ -80,6 +80,7 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
         yield from _task_files(config.task)
     if config.model.chat_template not in CHECKS["model.chat_template"].choices:
         yield "model.chat_template", config.model.chat_template
+    yield from _judge_files(config)
     yield from _reward_model_files(config)
     yield from _policy_files(config)
     if config.teacher is not None:
@@ -97,6 +98,12 @@ def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
     if config.model.adapter is not None:
         for name, path in adapter_files(Path(config.model.adapter)).items():
             yield f"model.adapter/{name}", path
+
+
+def _judge_files(config: GRPOConfig) -> Iterator[tuple[str, str]]:
+    for key, reward in _rewards(config):
+        if reward.kind == JUDGE:
+            yield key, reward.source
 
 
 def _reward_model_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:

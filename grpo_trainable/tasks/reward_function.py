@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo_trainable.tasks.messages import Prompt
-from grpo_trainable.tasks.task import JSONValue, as_score
+from grpo_trainable.tasks.task import JSONValue, RewardError, Score, as_score
 
 FORMS = (
     "(response, ground_truth), TRL's (completions, **kwargs) with columns of the data by name, and "
@@ -49,6 +50,8 @@ class Responses:
     # The prompt's row in the data, by column.
     columns: Mapping[str, JSONValue] = field(default_factory=dict)
     label: str | None = None  # in a mix of tasks, the label of the task
+    deadline_s: float = math.inf  # `task.reward_deadline_s`, the time limit for each response
+    rubrics: Sequence[Sequence[Any]] | None = None  # see `Request`; (description, weight) pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +64,15 @@ class RewardFunction:
     # Returns one result per response: a value that `as_score` accepts, or None for no reward.
     score: Callable[[Responses], Sequence[Any]]
     scores_groups: bool = False  # True: one call scores all responses to a prompt
+    # Scores the responses to several prompts in one call. None: the function cannot do this.
+    score_batch: Callable[[Sequence[Responses]], Sequence[Sequence[Any]]] | None = None
     columns: frozenset[str] = frozenset()  # columns of the data that the function needs
     # Fields of `Responses` that the function reads, besides `texts` and `ground_truth`.
     reads: frozenset[str] = frozenset()
     name: str = ""  # name of its part in a sum of several rewards
-    parts: tuple[str, ...] = ()  # names of the rewards, if this is a sum of several rewards
+    # Names of the reward's parts, if they are known in advance: the rewards of a sum, or the
+    # criteria of a judge.
+    parts: tuple[str, ...] = ()
     takes_messages: bool = True  # False: the prompt must be text
     # Prepares the process for the first call. A mere check of the reward omits this.
     start: Callable[[], None] = lambda: None
@@ -282,9 +289,29 @@ def sum_of(rewards: Sequence[RewardFunction]) -> RewardFunction:
     )
 
 
-def _sum(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the sum of several results, with None as 0. If all results are None, return None."""
+def _sum(results: Mapping[str, Any]) -> Score | RewardError | None:
+    """Return the sum of several results, with None as 0. If all results are None, return None.
+
+    If a result is an error, return this error. Judges report their calls and rubrics, which the
+    result keeps.
+    """
+    reported = [own for own in results.values() if isinstance(own, Score | RewardError)]
+    usage = dict(sum((Counter(own.usage) for own in reported), Counter[str]()))
+    for own in reported:
+        if isinstance(own, RewardError):
+            return replace(own, usage=usage)
     given = {k: as_score(result).reward for k, result in results.items() if result is not None}
     if not given:
         return None
-    return {"reward": math.fsum(given.values()), "parts": {**dict.fromkeys(results, 0.0), **given}}
+    total = math.fsum(given.values())
+    rubrics = [
+        own.rubrics for own in reported if isinstance(own, Score) and own.rubrics is not None
+    ]
+    return Score(
+        reward=total,
+        format_reward=None,
+        answer_reward=total,
+        parts={**dict.fromkeys(results, 0.0), **given},
+        usage=usage,
+        rubrics=rubrics[0] if rubrics else None,
+    )

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from grpo_trainable.environments.environment import finite_float32
 from grpo_trainable.tasks.messages import Prompt
+
+# Processes that score responses need not load numpy.
+if TYPE_CHECKING:
+    from grpo_trainable.protocol.rollout import Rubric
+
+# What the calls of a judge cost: requests sent, requests repeated, verdicts that were known
+# already, and tokens.
+USAGE = ("calls", "retries", "cached", "prompt_tokens", "completion_tokens")
 
 JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
@@ -35,6 +43,7 @@ class ScoreRequest:
     prompt: Prompt = ""
     columns: Mapping[str, JSONValue] = field(default_factory=dict)  # see `Example`
     token_ids: Sequence[int] = ()  # tokens of the response
+    rubrics: tuple[Rubric, ...] | None = None  # see `Request`
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,10 @@ class Score:
     answer: str | None = None
     # Further parts that `task.reward_weights` may name, besides the format and the answer.
     parts: Mapping[str, float] = field(default_factory=dict)
+    # The calls of a judge: the keys are those of `USAGE`.
+    usage: Mapping[str, int] = field(default_factory=dict, compare=False)
+    # The rubrics that the prompt has from now on. None: as before.
+    rubrics: Sequence[Rubric] | None = field(default=None, compare=False)
 
     @property
     def all_parts(self) -> dict[str, float]:
@@ -65,6 +78,7 @@ class RewardError:
     message: str
     repeats: bool = False  # True: the function fails in the same way whenever it is called again
     is_failure: bool = True  # False: the function gave this response no reward on purpose
+    usage: Mapping[str, int] = field(default_factory=dict, compare=False)  # see `Score`
 
 
 def has_failed(answer: Score | RewardError) -> bool:
@@ -103,6 +117,8 @@ def as_score(result: Any) -> Score:
         verified=verified,
         answer=_answer(scores.get("answer")),
         parts=_parts(scores.get("parts") or {}),
+        usage=result.usage if isinstance(result, Score) else {},
+        rubrics=result.rubrics if isinstance(result, Score) else None,
     )
 
 

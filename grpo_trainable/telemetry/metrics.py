@@ -49,6 +49,11 @@ CRITIC = (
 # it does with PBT, this entry of the next row is the name of the other trial's directory.
 COPIED_FROM = "copied_from"
 
+JUDGE = (
+    *("count/judge_calls", "count/judge_retries", "count/judge_cached"),
+    *("count/judge_prompt_tokens", "count/judge_completion_tokens"),
+)
+
 # Metrics that a round omits if a feature is off or if the round has nothing to measure.
 SOMETIMES = frozenset(
     {
@@ -57,6 +62,7 @@ SOMETIMES = frozenset(
         *("response/turns_mean", "response/interrupted_fraction"),
         *POOL_METRICS,
         *CRITIC,
+        *JUDGE,
     }
 )
 
@@ -102,6 +108,7 @@ NAMES = frozenset(
         *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
         *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
         *("count/skipped_rounds", "count/short_batches", "count/unverified", "count/completions"),
+        *JUDGE,
         *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
         *("fleet/generators", "fleet/niceness"),
         *RLLIB_NAMES,

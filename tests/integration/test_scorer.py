@@ -533,5 +533,5 @@ def test_a_check_compares_a_function_with_the_data_and_the_weights(groups):
         for attempt in attempts:
             with pytest.raises(ValueError, match=f"^task.reward_weights: names {other}, ") as error:
                 attempt()
-            assert str(error.value).endswith("lists the rewards grouped, half")
+            assert str(error.value).endswith("has the parts grouped, half")
     check_reward(f"{groups}:half", weighted=["any"])  # a returned dict may have any parts

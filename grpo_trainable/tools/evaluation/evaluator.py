@@ -18,7 +18,7 @@ from grpo_trainable.engines.checks import check_groups, check_load, check_played
 from grpo_trainable.engines.engine import EngineSetup, PlayingEngine, build_engine
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.generator.episodes import EpisodePlayer
-from grpo_trainable.generator.scorer import make_scorer
+from grpo_trainable.generator.scorer import check_source, make_scorer
 from grpo_trainable.pipeline.evaluation import held_out_chunks
 from grpo_trainable.protocol.rollout import Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, Task, eval_size
@@ -90,6 +90,9 @@ class Evaluator:
         if config.env.plays:
             self._player = EpisodePlayer(config.env, self._prompts, policy.tokenizer)
         else:
+            for part in config.alone:
+                if part.task.reward is not None:
+                    check_source(part.task.reward)
             self._scorer = make_scorer(config, task)
 
     @property

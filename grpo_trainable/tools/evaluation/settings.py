@@ -20,7 +20,7 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
-from grpo_trainable.config.reward_kinds import functions_in
+from grpo_trainable.config.reward_kinds import must_be_named
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_settings
 from grpo_trainable.tasks.input_files import input_digests
@@ -136,7 +136,7 @@ def _refuse_unnamed_code(
         if not is_read(key) or key in named:
             continue
         is_object = check.refers_to == "object" and isinstance(value, str) and is_reference(value)
-        if is_object or (check.refers_to == "rewards" and functions_in(value)):
+        if is_object or (check.refers_to == "rewards" and must_be_named(value)):
             raise ConfigError(
                 f"{key}={shown(value)}: code that a checkpoint names runs only if you name it too: "
                 f"--set {shlex.quote(f'{key}={value}')}"
@@ -147,7 +147,7 @@ def _refuse_unnamed_tasks(key: str, mix: Any) -> None:
     for label, entry in mix_of(mix).items():
         others = (value for name, value in entry.items() if name != "reward")
         code = [v for v in others if isinstance(v, str) and is_reference(v)]
-        code += functions_in(entry.get("reward"))
+        code += must_be_named(entry.get("reward"))
         if code:
             raise ConfigError(
                 f"{key}, {label}: code that a checkpoint names runs only if you name it too: "

@@ -68,7 +68,9 @@ def sample(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> Sc
 
 
 def score_groups(groups: list[RolloutGroup], scores: list[list[Score | RewardError]]) -> Scored:
-    rollouts = _Rollouts(stream="train", groups=groups, completions=[])
+    rollouts = _Rollouts(
+        stream="train", groups=groups, rubrics=[None] * len(groups), completions=[]
+    )
     return _scored(rollouts, scores, parts=(), loaded=[], spans=[])
 
 

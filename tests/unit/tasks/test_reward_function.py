@@ -289,16 +289,16 @@ def test_a_list_of_functions_of_any_form_gives_their_sum_and_a_part_for_each():
     assert (reward.scores_groups, reward.columns) == (True, {"level"})
     assert reward.parts == ("length", "right", "maybe")
     assert results([length, right, maybe], columns={"level": 1}) == [
-        {"reward": 6.0, "parts": {"length": 3.0, "right": 1.0, "maybe": 2.0}},
-        {"reward": 2.0, "parts": {"length": 2.0, "right": 0.0, "maybe": 0.0}},
-        {"reward": 0.0, "parts": {"length": 0.0, "right": 0.0, "maybe": 0.0}},
+        as_score({"reward": 6.0, "parts": {"length": 3.0, "right": 1.0, "maybe": 2.0}}),
+        as_score({"reward": 2.0, "parts": {"length": 2.0, "right": 0.0, "maybe": 0.0}}),
+        as_score({"reward": 0.0, "parts": {"length": 0.0, "right": 0.0, "maybe": 0.0}}),
     ]
     assert not as_reward((right,)).scores_groups
 
 
 def test_a_response_has_no_reward_if_every_function_gives_none():
     (first, second, third) = results([maybe], columns={"level": 1})
-    assert first == {"reward": 2.0, "parts": {"maybe": 2.0}}
+    assert first == as_score({"reward": 2.0, "parts": {"maybe": 2.0}})
     assert second is third is None
 
 

@@ -1,0 +1,1 @@
+"""Rewards from a language model that judges responses by a rubric (`task.reward=judge:FILE`)."""
