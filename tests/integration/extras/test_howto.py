@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-LANGUAGES = {"python", "bash", "text", "json"}
+LANGUAGES = {"python", "bash", "text", "json", "yaml"}
 START = re.compile(r'```(?P<language>\w*)(?: title="(?P<title>[^"/\\]+)")?')
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 CHAT = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"

@@ -190,6 +190,16 @@ def test_code_that_a_checkpoint_names_runs_only_where_the_user_names_it(key, sec
     assert line.endswith(f"--set {key}=/x/evil.py:run")
 
 
+def test_judge_that_a_checkpoint_names_gets_no_response_unless_the_user_names_it():
+    # The file of a judge says where responses and an API key are sent.
+    named = "judge:/x/evil.yaml"
+    line = refused(of=trained(inputs={}, task={"reward": named}))
+    assert line.endswith(f"runs only if you name it too: --set task.reward={named}")
+    mix = json.dumps({"one": {"name": "keyword", "weight": 1, "reward": named}})
+    line = refused(of=trained(inputs={}, task={"name": "mix", "mix": mix}))
+    assert line.startswith("task.mix, one: code that a checkpoint names runs only")
+
+
 def test_a_function_in_a_list_of_rewards_must_be_named_too():
     listed = '["model:/x/rm", "/x/evil.py:run"]'
     line = refused(of=trained(inputs={}, task={"reward": listed}))
