@@ -6,10 +6,10 @@ built-in task or a user's class. In that case, the function is the task's method
 `check`, the process is not prepared for requests, so a reward model is checked but not loaded.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is
-`{"ready": true, …}` with the fields of `RewardFunction` except its functions. If the reward cannot
-be used, the first line is `{"error": …}` instead, and the process ends. After the first line, each
-request gets one reply. A request is a list with one object per prompt. An object has the fields of
-`Responses` that the function reads. The reply is a list with one entry per response. An entry is
+`{"ready": true, …}` with the properties of the reward. If the reward cannot be used, the first line
+is `{"error": …}` instead, and the process ends. After the first line, each request gets one reply.
+A request is a list with one object per prompt. An object has the fields of `Responses` that the
+function reads. The reply is a list with one entry per response. An entry is
 `{"reward", "format_reward", …}` with the fields of a `Score`, or `{"message", …}` with the fields
 of a `RewardError`.
 
@@ -24,7 +24,7 @@ import json
 import resource
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -215,24 +215,24 @@ def main(reference: str, lifeline_fd: int, task: str = "null", check: str = "") 
     except ValueError as error:
         send({"error": str(error)})
         return
-    send(
-        {
-            "ready": True,
-            "scores_batches": reward.score_batch is not None,
-            **_description(reward),
-        }
-    )
+    send({"ready": True, **_description(reward)})
     for line in requests:
         batch = [Responses(**given) for given in json.loads(line)]
         send([asdict(answer) for answer in answers(reward, *batch)])
 
 
 def _description(reward: RewardFunction) -> dict[str, Any]:
-    """Return the fields of a reward function that are data, not functions."""
-    own = {item.name: getattr(reward, item.name) for item in fields(reward)}
-    del own["score_batch"]  # a function or None
-    data = {name: value for name, value in own.items() if not callable(value)}
-    return {k: sorted(v) if isinstance(v, frozenset) else v for k, v in data.items()}
+    """Return the properties of a reward that decide which requests it gets."""
+    return {
+        "scores_batches": reward.score_batch is not None,
+        "scores_groups": reward.scores_groups,
+        "columns": sorted(reward.columns),
+        "reads": sorted(reward.reads),
+        "parts": reward.parts,
+        "takes_messages": reward.takes_messages,
+        "has_spare": reward.has_spare,
+        "may_die_of_responses": reward.may_die_of_responses,
+    }
 
 
 if __name__ == "__main__":
