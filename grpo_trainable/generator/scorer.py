@@ -467,10 +467,10 @@ def check_reward(
             )
     _refuse_other_parts(_named(reward, task), ready["parts"], weighted)
     if task is None:
-        check_source(reward)
+        check_judges(reward)
 
 
-def check_source(reward: str) -> None:
+def check_judges(reward: str) -> None:
     """Check that each judge in a value of `task.reward` answers. Other rewards are not checked.
 
     Raises:

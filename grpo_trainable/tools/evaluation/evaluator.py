@@ -18,7 +18,7 @@ from grpo_trainable.engines.checks import check_groups, check_load, check_played
 from grpo_trainable.engines.engine import EngineSetup, PlayingEngine, build_engine
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.generator.episodes import EpisodePlayer
-from grpo_trainable.generator.scorer import check_source, make_scorer
+from grpo_trainable.generator.scorer import check_judges, make_scorer
 from grpo_trainable.pipeline.evaluation import held_out_chunks
 from grpo_trainable.protocol.rollout import Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, Task, eval_size
@@ -92,7 +92,7 @@ class Evaluator:
         else:
             for part in config.alone:
                 if part.task.reward is not None:
-                    check_source(part.task.reward)
+                    check_judges(part.task.reward)
             self._scorer = make_scorer(config, task)
 
     @property
