@@ -122,7 +122,7 @@ def _trial_settings(trained: TrainedPolicy | None, task: str | None) -> dict[str
 def _refuse_unnamed_code(
     base: Mapping[str, Any], checks: Mapping[str, Check], named: Collection[str]
 ) -> None:
-    """Reject code that a checkpoint names but the user does not: checkpoints may be untrusted."""
+    """Reject code and judges that only a checkpoint names: checkpoints may be untrusted."""
     flat = flatten(base)
     if flat.get("env.allow_unsafe") and "env.allow_unsafe" not in named:
         raise ConfigError(
@@ -138,8 +138,8 @@ def _refuse_unnamed_code(
         is_object = check.refers_to == "object" and isinstance(value, str) and is_reference(value)
         if is_object or (check.refers_to == "rewards" and must_be_named(value)):
             raise ConfigError(
-                f"{key}={shown(value)}: code that a checkpoint names runs only if you name it too: "
-                f"--set {shlex.quote(f'{key}={value}')}"
+                f"{key}={shown(value)}: code or a judge that a checkpoint names is used only if "
+                f"you name it too: --set {shlex.quote(f'{key}={value}')}"
             )
 
 
@@ -150,8 +150,8 @@ def _refuse_unnamed_tasks(key: str, mix: Any) -> None:
         code += must_be_named(entry.get("reward"))
         if code:
             raise ConfigError(
-                f"{key}, {label}: code that a checkpoint names runs only if you name it too: "
-                f"{code[0]}; give the whole mix with --set {key}=…"
+                f"{key}, {label}: code or a judge that a checkpoint names is used only if "
+                f"you name it too: {code[0]}; give the whole mix with --set {key}=…"
             )
 
 

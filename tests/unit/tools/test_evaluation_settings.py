@@ -186,7 +186,7 @@ def test_the_policy_that_the_trial_began_with_must_be_the_same():
 def test_code_that_a_checkpoint_names_runs_only_where_the_user_names_it(key, sections):
     # The file does not exist, so an import of it would fail visibly.
     line = refused(of=trained(inputs={}, **sections))
-    assert line.startswith(f"{key}=/x/evil.py:run: code that a checkpoint names")
+    assert line.startswith(f"{key}=/x/evil.py:run: code or a judge that a checkpoint names")
     assert line.endswith(f"--set {key}=/x/evil.py:run")
 
 
@@ -194,22 +194,22 @@ def test_judge_that_a_checkpoint_names_gets_no_response_unless_the_user_names_it
     # The file of a judge says where responses and an API key are sent.
     named = "judge:/x/evil.yaml"
     line = refused(of=trained(inputs={}, task={"reward": named}))
-    assert line.endswith(f"runs only if you name it too: --set task.reward={named}")
+    assert line.endswith(f"is used only if you name it too: --set task.reward={named}")
     mix = json.dumps({"one": {"name": "keyword", "weight": 1, "reward": named}})
     line = refused(of=trained(inputs={}, task={"name": "mix", "mix": mix}))
-    assert line.startswith("task.mix, one: code that a checkpoint names runs only")
+    assert line.startswith("task.mix, one: code or a judge that a checkpoint names is used only")
 
 
 def test_a_function_in_a_list_of_rewards_must_be_named_too():
     listed = '["model:/x/rm", "/x/evil.py:run"]'
     line = refused(of=trained(inputs={}, task={"reward": listed}))
     assert line.startswith("task.reward=")
-    assert "code that a checkpoint names" in line
+    assert "code or a judge that a checkpoint names" in line
     assert line.endswith(f"--set 'task.reward={listed}'")
     for reward in ("/x/evil.py:run", ["model:/x/rm", "/x/evil.py:run"]):
         mix = {"keyword": 1, "hard": {"name": "keyword", "weight": 1, "reward": reward}}
         line = refused(of=trained(inputs={}, task={"name": "mix", "mix": mix}))
-        assert line.startswith("task.mix, hard: code that a checkpoint names")
+        assert line.startswith("task.mix, hard: code or a judge that a checkpoint names")
 
 
 def test_a_reward_model_may_be_exchanged_but_not_changed(tmp_path):
