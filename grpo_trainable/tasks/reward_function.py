@@ -262,11 +262,16 @@ def sum_of(rewards: Sequence[RewardFunction]) -> RewardFunction:
     """Combine rewards. The result is the sum of their values, with a part for each reward.
 
     Raises:
-        ValueError: Two rewards have the same name. The message completes a sentence.
+        ValueError: Two rewards have the same name, or two judges write rubrics. The message
+            completes a sentence.
     """
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):
         raise ValueError(f"lists two rewards with the same name ({', '.join(names)}); rename one")
+    # A prompt has one buffer of rubrics.
+    writers = [reward.name for reward in rewards if "rubrics" in reward.reads]
+    if len(writers) > 1:
+        raise ValueError(f"lists two judges with max_rubrics ({', '.join(writers)})")
 
     def score(given: Responses) -> list[Any]:
         columns = [reward.score(given) for reward in rewards]
@@ -292,8 +297,8 @@ def sum_of(rewards: Sequence[RewardFunction]) -> RewardFunction:
 def _sum(results: Mapping[str, Any]) -> Score | RewardError | None:
     """Return the sum of several results, with None as 0. If all results are None, return None.
 
-    If a result is an error, return this error. Judges report their calls and rubrics, which the
-    result keeps.
+    If a result is an error, return this error. The sum keeps the calls and rubrics that judges
+    report.
     """
     reported = [own for own in results.values() if isinstance(own, Score | RewardError)]
     usage = dict(sum((Counter(own.usage) for own in reported), Counter[str]()))
@@ -304,14 +309,12 @@ def _sum(results: Mapping[str, Any]) -> Score | RewardError | None:
     if not given:
         return None
     total = math.fsum(given.values())
-    rubrics = [
-        own.rubrics for own in reported if isinstance(own, Score) and own.rubrics is not None
-    ]
+    rubrics = (own.rubrics for own in reported if isinstance(own, Score))
     return Score(
         reward=total,
         format_reward=None,
         answer_reward=total,
         parts={**dict.fromkeys(results, 0.0), **given},
         usage=usage,
-        rubrics=rubrics[0] if rubrics else None,
+        rubrics=next((own for own in rubrics if own is not None), None),
     )

@@ -112,9 +112,15 @@ class ChatClient:
         return request
 
     def _post(self, body: Mapping[str, Any], usage: Counter[str], until: float) -> _Reply:
+        """Send a request once.
+
+        Raises:
+            _Passing: The endpoint cannot be reached or does not answer in time.
+            NoAnswer: The time `until` has passed.
+        """
         limit_s = min(self._settings.timeout_s, until - time.monotonic())
         if limit_s <= 0:
-            raise _Passing("no time was left for the call")
+            raise NoAnswer("no time was left for the call", repeats=False, answered=False)
         usage["calls"] += 1
         end = time.monotonic() + limit_s
         try:

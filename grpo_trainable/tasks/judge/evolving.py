@@ -8,13 +8,12 @@ on which the responses differed most (https://arxiv.org/abs/2511.19399).
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpo_trainable.protocol.rollout import Rubric
-from grpo_trainable.tasks.judge.verdicts import known_answer, tagged
+from grpo_trainable.tasks.judge.verdicts import known_answer, last_object, tagged
 from grpo_trainable.tasks.messages import as_text
 from grpo_trainable.tasks.reward_function import Responses
 
@@ -78,12 +77,8 @@ def new_rubrics(answer: str, request: Comparison, most: int) -> tuple[Rubric, ..
     Merits have weight 1 and flaws weight -1. Criteria that exist already and criteria that are too
     long are left out.
     """
-    start, end = answer.find("{"), answer.rfind("}")
-    try:
-        found: Any = json.loads(answer[start : end + 1]) if start >= 0 else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not found.keys() & {POSITIVE, NEGATIVE}:
+    found = last_object(answer, {POSITIVE, NEGATIVE})
+    if not found:
         return None
     written: dict[str, float] = {}
     for key, weight in ((POSITIVE, 1.0), (NEGATIVE, -1.0)):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
@@ -26,12 +26,10 @@ RUBRICS = "rubrics"  # the part of the reward by the rubrics that the judge writ
 RESERVED = ("answer", "format", RUBRICS)
 # Entries of a request that the judge's file must not set.
 OUR_PARAMETERS = ("messages", "model", "n", "stream")
-# Parameters of a request, unless the file sets others. Temperature 0 repeats verdicts as far as the
-# endpoint allows.
+# Parameters of a request, unless the file sets others. At temperature 0, most endpoints give nearly
+# the same verdict again.
 PARAMETERS = {"temperature": 0, "max_tokens": 512}
 REQUIRED = ("endpoint", "model", "criteria")
-
-S = TypeVar("S", bound=Settings)
 
 
 def _is_name(name: str) -> bool:
@@ -203,17 +201,14 @@ def _criterion(given: Any, number: int) -> Criterion:
 
 
 def _parameters(given: Any) -> str:
-    """Return the parameters of a request as JSON."""
+    """Return the parameters of a request as JSON. A null removes a default."""
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
         raise ConfigError("parameters must be a mapping, such as {temperature: 0}")
-    taken = _first(key for key in given if key in OUR_PARAMETERS)
-    if taken is not None:
-        raise ConfigError(f"parameters: {taken} cannot be set")
+    for key in given:
+        if key in OUR_PARAMETERS:
+            raise ConfigError(f"parameters: {key} cannot be set")
     try:
-        return json.dumps({**PARAMETERS, **given}, allow_nan=False)
+        own = {key: value for key, value in {**PARAMETERS, **given}.items() if value is not None}
+        return json.dumps(own, allow_nan=False)
     except (TypeError, ValueError):
         raise ConfigError("parameters must contain only JSON values") from None
-
-
-def _first(keys: Iterable[str]) -> str | None:
-    return next(iter(keys), None)

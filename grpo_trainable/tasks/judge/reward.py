@@ -259,13 +259,14 @@ def judge_reward(path: str) -> RewardFunction:
     """
     settings = read_judge_file(path)
     judge = Judge(settings, api_key(settings))
-    evolving_parts = (RUBRICS,) if settings.max_rubrics else ()
+    # The field of `Responses` and the part of the reward have the same name.
+    rubrics = (RUBRICS,) if settings.max_rubrics else ()
     return RewardFunction(
         score=lambda given: judge.score([given])[0],
         score_batch=judge.score,
-        reads=frozenset({"prompt", "deadline_s", "rubrics"}),
+        reads=frozenset({"prompt", "deadline_s", *rubrics}),
         name=Path(path).stem,
-        parts=(*(criterion.name for criterion in settings.criteria), *evolving_parts),
+        parts=(*(criterion.name for criterion in settings.criteria), *rubrics),
     )
 
 

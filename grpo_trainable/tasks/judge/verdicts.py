@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Set
+from typing import Any, NamedTuple
 
 from grpo_trainable.tasks.messages import as_text
 from grpo_trainable.tasks.reward_function import Responses
@@ -71,17 +71,28 @@ def instructions(scale: tuple[float, float]) -> str:
 def verdict(answer: str, scale: tuple[float, float]) -> float | None:
     """Return the score in an answer, scaled to [0, 1], or None if the answer has no valid score.
 
-    The last JSON object with the key `score` counts, so the judge may reason first.
+    The last JSON object with the key `score` counts, so the judge may give reasons first.
     """
     low, high = scale
-    for found in reversed(re.findall(r"\{[^{}]*\}", answer)):
+    score = last_object(answer, {"score"}).get("score")
+    if isinstance(score, bool) or not isinstance(score, int | float) or not low <= score <= high:
+        return None
+    return (score - low) / (high - low)
+
+
+def last_object(answer: str, keys: Set[str]) -> dict[str, Any]:
+    """Return the last JSON object in an answer that has one of the keys, or {} if there is none."""
+    decoder = json.JSONDecoder()
+    start = answer.rfind("{")
+    while start >= 0:
         try:
-            score = json.loads(found).get("score")
-        except ValueError:
-            continue
-        if isinstance(score, int | float) and not isinstance(score, bool):
-            return (score - low) / (high - low) if low <= score <= high else None
-    return None
+            found = decoder.raw_decode(answer, start)[0]
+        except (ValueError, RecursionError):
+            found = {}
+        if found.keys() & keys:
+            return found
+        start = answer.rfind("{", 0, start)
+    return {}
 
 
 def rubric_reward(weighted: Iterable[tuple[float, float]]) -> float:

@@ -71,6 +71,7 @@ def test_rubric_reward_by_hand() -> None:
         ('It is good. {"score": 1.5} Done.', 0.75),
         ('{"score": 0} no, {"score": 2}', 1.0),
         ('{"score": 2} {"remark": 1}', 1.0),
+        ('{"reason": "as in {x} and \\\\frac{1}{2}", "score": 1}', 0.5),
         ('{"score": 3}', None),
         ('{"score": -1}', None),
         ('{"score": true}', None),
@@ -127,14 +128,16 @@ def test_no_more_calls_run_at_once_than_allowed(stub: StubJudge, tmp_path: Path)
 def test_judge_gets_the_prompt_the_true_answer_and_its_parameters(
     stub: StubJudge, tmp_path: Path
 ) -> None:
-    path = stub.file(tmp_path, criteria=CRITERIA[:1], parameters={"seed": 7, "max_tokens": 9})
+    parameters = {"seed": 7, "max_tokens": 9, "temperature": None}
+    path = stub.file(tmp_path, criteria=CRITERIA[:1], parameters=parameters)
     messages = [{"role": "user", "content": "Say cat."}]
     scores(path, Responses(texts=["a cat"], ground_truth=["cat"], prompt=messages, deadline_s=30))
     (request,) = stub.requests
     asked = request["messages"][-1]["content"]
     assert inside("question", asked) == "user: Say cat.\n"
     assert inside("reference", asked) == '["cat"]'
-    assert (request["seed"], request["max_tokens"], request["temperature"]) == (7, 9, 0)
+    assert (request["seed"], request["max_tokens"]) == (7, 9)
+    assert "temperature" not in request
 
 
 def test_response_cannot_close_its_tag() -> None:
@@ -242,7 +245,7 @@ def test_judge_out_of_order_is_not_asked_about_every_response(
 def test_no_call_starts_after_the_deadline(stub: StubJudge, tmp_path: Path) -> None:
     (error,) = scores(stub.file(tmp_path), responses("a cat", deadline_s=0.0))
     assert isinstance(error, RewardError)
-    assert "no time was left for the call" in error.message
+    assert error.message == "judge, criterion cat: no time was left for the call"
     assert error.usage == {}
     assert stub.requests == []
 
@@ -256,7 +259,7 @@ OLD = Comparison("p", "", ("a", "b"), ("mentions cat",))
     ("answer", "rubrics"),
     [
         ('{"positive": ["is  warm"], "negative": ["is rude"]}', [("is warm", 1), ("is rude", -1)]),
-        ('I see. {"positive": ["a", "b", "c"]}', [("a", 1.0), ("b", 1.0)]),
+        ('In {1}: {"positive": ["a", "b", "c"]} {', [("a", 1.0), ("b", 1.0)]),
         ('{"positive": ["mentions cat", ""], "negative": ["x", "x"]}', [("x", -1.0)]),
         ('{"positive": ["' + "y" * 501 + '"]}', []),
         ('{"positive": []}', []),
@@ -540,6 +543,10 @@ def test_judge_in_a_list_of_rewards_keeps_its_errors_costs_and_rubrics(
     assert isinstance(bad, RewardError)
     assert bad.message == "judge, criterion cat: HTTP 400: no"
     assert bad.usage["calls"] == 2
+    other = judge_reward(str(path.rename(tmp_path / "other.yaml")))
+    with pytest.raises(ValueError, match=r"lists two judges with max_rubrics \(judge, other\)"):
+        sum_of([judge_reward(str(stub.file(tmp_path, max_rubrics=1))), other])
+    assert sum_of([judge_reward(str(stub.file(tmp_path))), other]).parts == ("judge", "other")
 
 
 def test_check_asks_one_question(stub: StubJudge, tmp_path: Path) -> None:
