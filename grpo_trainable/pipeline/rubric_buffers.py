@@ -2,8 +2,8 @@
 
 Only the pipeline keeps rubrics: each request carries those of its prompt, and each answer may carry
 new ones. The rubrics of a prompt change only when a round has collected all its groups, in the
-order of its prompts. So at lag 0 they do not depend on timing, and a resumed trial goes on with the
-same rubrics.
+order of its prompts. So at lag 0, the rubrics do not depend on timing, and a resumed trial
+continues with the same rubrics.
 """
 
 from __future__ import annotations

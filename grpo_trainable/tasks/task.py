@@ -13,8 +13,8 @@ from grpo_trainable.tasks.messages import Prompt
 if TYPE_CHECKING:
     from grpo_trainable.protocol.rollout import Rubric
 
-# What the calls of a judge cost: requests sent, requests repeated, verdicts that were known
-# already, and tokens.
+# Keys of `Score.usage`: requests sent to a judge, requests repeated, questions whose answer was
+# known, and tokens.
 USAGE = ("calls", "retries", "cached", "prompt_tokens", "completion_tokens")
 
 JSONValue: TypeAlias = (

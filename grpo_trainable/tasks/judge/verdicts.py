@@ -56,7 +56,7 @@ def known_answer(given: Responses) -> str:
 
 
 def tagged(*fields: tuple[str, str]) -> str:
-    """Return a line for each (tag, text) pair. Pairs with an empty reference are left out."""
+    """Return a line for each (tag, text) pair. An empty text is left out, unless a response."""
     return "\n".join(
         f"<{tag}>{_without_tags(text)}</{tag}>" for tag, text in fields if text or tag == "response"
     )
@@ -106,5 +106,5 @@ def rubric_reward(weighted: Iterable[tuple[float, float]]) -> float:
 
 
 def _without_tags(text: str) -> str:
-    """Return a text in which our tags are no tags."""
+    """Return a text in which our tags no longer work."""
     return _TAG.sub("‹", text)
