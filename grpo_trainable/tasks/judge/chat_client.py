@@ -163,10 +163,15 @@ class ChatClient:
         return self.without_key(body[:MAX_BYTES].decode("utf-8", "replace"))
 
     def without_key(self, text: str) -> str:
-        """Return the start of a text in one line, without the API key."""
+        """Return the start of a text in one line that files can store, without the API key."""
         hidden = text if self._key is None else text.replace(self._key, "***")
-        line = " ".join(hidden.split())
+        line = " ".join(encodable(hidden).split())
         return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
+
+
+def encodable(text: str) -> str:
+    """Replace half surrogate pairs, which JSON may contain and files may not."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _read(response: requests.Response, end: float) -> bytes:

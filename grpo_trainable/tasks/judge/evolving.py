@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from grpo_trainable.protocol.rollout import Rubric
+from grpo_trainable.tasks.judge.chat_client import encodable
 from grpo_trainable.tasks.judge.verdicts import known_answer, last_object, tagged
 from grpo_trainable.tasks.messages import as_text
 from grpo_trainable.tasks.reward_function import Responses
@@ -86,7 +87,7 @@ def new_rubrics(answer: str, request: Comparison, most: int) -> tuple[Rubric, ..
         if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
             return None
         for text in listed:
-            line = _encodable(" ".join(text.split()))
+            line = encodable(" ".join(text.split()))
             if line and len(line) <= MAX_CHARACTERS and line not in request.criteria:
                 written.setdefault(line, weight)
     return tuple(Rubric(text, weight) for text, weight in list(written.items())[:most])
@@ -109,8 +110,3 @@ def keep_distinctive(
     differing = [i for i in range(len(rubrics)) if spread[i] > 0]
     kept = sorted(differing, key=lambda i: -spread[i])[:most]
     return tuple(rubrics[i] for i in sorted(kept))
-
-
-def _encodable(text: str) -> str:
-    """Replace half surrogate pairs, which JSON may contain and files may not."""
-    return text.encode("utf-8", "replace").decode()

@@ -56,7 +56,7 @@ def known_answer(given: Responses) -> str:
 
 
 def tagged(*fields: tuple[str, str]) -> str:
-    """Return a line for each (tag, text) pair. An empty text is left out, unless a response."""
+    """Return a line for each (tag, text) pair. Empty texts are left out, except responses."""
     return "\n".join(
         f"<{tag}>{_without_tags(text)}</{tag}>" for tag, text in fields if text or tag == "response"
     )

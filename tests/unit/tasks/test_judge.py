@@ -165,6 +165,7 @@ def test_passing_failure_is_retried(stub: StubJudge, tmp_path: Path) -> None:
     ("reply", "message", "repeats"),
     [
         (completion("I cannot judge."), "no score in the answer: I cannot judge.", True),
+        (completion("\ud800"), "no score in the answer: ?", True),
         (completion(None), "no chat completion", True),
         (Reply(body="<html>busy</html>"), "no chat completion: <html>busy</html>", True),
         (Reply(body="[" * 100_000), "no chat completion", True),
