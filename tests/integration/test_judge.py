@@ -77,13 +77,12 @@ def test_rubrics_travel_to_the_process_and_back(tmp_path: Path) -> None:
 def test_judge_is_checked_before_anything_starts(tmp_path: Path) -> None:
     with StubJudge() as stub:
         reward = f"judge:{stub.file(tmp_path)}"
-        check_reward(reward, weighted=["cat"])
         with pytest.raises(ConfigError) as error:
             check_reward(reward, weighted=["dog"])
         assert str(error.value).endswith("has the parts cat, rude")
         stub.answers = lambda asked: Reply(404, "no such model")
         with pytest.raises(ConfigError) as error:
-            check_reward(reward)
+            check_reward(reward, weighted=["cat"])
         assert str(error.value) == (
             f"task.reward={reward}: {stub.endpoint} with model=stub: HTTP 404: no such model"
         )

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,11 +182,17 @@ def test_a_directory_without_a_reward_model_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_check_refuses_messages_for_a_model_without_a_template(one_path: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"^task.reward=model:{one_path}: .* has no chat template$"
-    ):
-        check_reward(f"model:{one_path}", examples=[Example(PROMPT, None), Example(MESSAGES, None)])
+@pytest.mark.parametrize("takes_messages", [False, True])
+def test_a_check_refuses_messages_for_a_model_without_a_template(
+    monkeypatch: pytest.MonkeyPatch, takes_messages: bool
+) -> None:
+    ready = {"columns": [], "parts": [], "takes_messages": takes_messages}
+    worker = SimpleNamespace(wait_until_ready=lambda: ready, kill=lambda: None)
+    fake = "grpo_trainable.generator.scorer._worker"
+    monkeypatch.setattr(fake, lambda *args, **options: worker)
+    refused = pytest.raises(ValueError, match=r"^task\.reward=model:/rm: .* has no chat template$")
+    with contextlib.nullcontext() if takes_messages else refused:
+        check_reward("model:/rm", examples=[Example(PROMPT, None), Example(MESSAGES, None)])
 
 
 def test_files_of_a_reward_model_leave_out_pickles(tmp_path: Path) -> None:
