@@ -91,14 +91,23 @@ def refuse_other_than_reward_model(directory: Path) -> None:
     """Check the files of a reward model, without importing `transformers`.
 
     Raises:
-        ValueError: The library is missing or cannot read the model, or there is no tokenizer. The
-            message is one line.
+        ValueError: The library is missing or cannot read the model, the directory also holds
+            adapters, the weights are quantized, or there is no tokenizer. The message is one line.
     """
     refuse_missing_library(str(directory), "transformers")
     files = reward_model_files(directory)
     refuse_unreadable(directory)
     if not any(name in VOCABULARIES for name in files):
         raise ValueError(f"{directory}: has no tokenizer ({' or '.join(VOCABULARIES)})")
+    if (directory / ADAPTER_CONFIG).exists():
+        raise ValueError(
+            f"{directory}: holds both a model and {ADAPTER_CONFIG}; merge the adapters into the "
+            "model, or remove that file"
+        )
+    if "quantization_config" in read_json(directory / "config.json"):
+        raise ValueError(
+            f"{directory}: the weights are quantized, but rewards are computed in float32"
+        )
 
 
 def refuse_unusable(directory: Path) -> None:

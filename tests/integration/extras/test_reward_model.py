@@ -135,15 +135,17 @@ def without(path: Path, *names: str) -> str:
     return str(path)
 
 
-def with_labels(path: Path, count: int) -> str:
-    config = json.loads((path / "config.json").read_text())
-    labels = [f"LABEL_{i}" for i in range(count)]
-    changed = {
-        "id2label": dict(enumerate(labels)),
-        "label2id": {k: i for i, k in enumerate(labels)},
-    }
-    (path / "config.json").write_text(json.dumps({**config, **changed}))
+def with_json(path: Path, name: str, **changed: Any) -> str:
+    file = path / name
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**content, **changed}))
     return str(path)
+
+
+def with_labels(path: Path, count: int) -> str:
+    labels = [f"LABEL_{i}" for i in range(count)]
+    numbers = {label: i for i, label in enumerate(labels)}
+    return with_json(path, "config.json", id2label=dict(enumerate(labels)), label2id=numbers)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,16 @@ def with_labels(path: Path, count: int) -> str:
             "no model.safetensors here",
         ),
         (lambda path: without(Path(write_reward_model(path)), "config.json"), "cannot be read"),
+        (
+            lambda path: with_json(Path(write_reward_model(path)), "adapter_config.json"),
+            "holds both a model and adapter_config.json",
+        ),
+        (
+            lambda path: with_json(
+                Path(write_reward_model(path)), "config.json", quantization_config={}
+            ),
+            "the weights are quantized",
+        ),
     ],
 )
 def test_a_directory_without_a_reward_model_is_refused_in_one_line(
