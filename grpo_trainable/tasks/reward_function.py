@@ -271,7 +271,7 @@ def sum_of(rewards: Sequence[RewardFunction]) -> RewardFunction:
     # A prompt has one buffer of rubrics.
     writers = [reward.name for reward in rewards if "rubrics" in reward.reads]
     if len(writers) > 1:
-        raise ValueError(f"lists two judges with max_rubrics ({', '.join(writers)})")
+        raise ValueError(f"lists two judges with max_rubrics ({', '.join(writers)}); keep one")
 
     def score(given: Responses) -> list[Any]:
         columns = [reward.score(given) for reward in rewards]
