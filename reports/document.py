@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from reports.canvas import Plot
 
 STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
+NO_PLOTS = (
+    "no plots, because matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
+)
 
 
 def document(title: str, body: str, *, style: str = "", script: str = "") -> str:

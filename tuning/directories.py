@@ -144,11 +144,15 @@ def write_file(directory: AnyPath, name: str, content: bytes) -> None:
 
 
 @contextmanager
-def held(directory: AnyPath) -> Iterator[None]:
+def held(directory: AnyPath, name: str = EXPERIMENT_FILE) -> Iterator[None]:
     """Hold a lock on an experiment while its command runs.
 
-    The lock is an advisory lock on experiment.json. It ends with the process, however the process
-    ends. Object stores and some network file systems have no locks, so nothing is held there.
+    The lock is an advisory lock on a file. It ends with the process, however the process ends.
+    Object stores and some network file systems have no locks, so nothing is held there.
+
+    Args:
+        directory: The directory of the experiment.
+        name: The file in the directory.
 
     Raises:
         UsageError: Another command holds the lock.
@@ -156,9 +160,9 @@ def held(directory: AnyPath) -> Iterator[None]:
     if not isinstance(directory, Path):
         yield
         return
-    with open(directory / EXPERIMENT_FILE, "rb+") as file:  # NFS locks only files open for writing
+    with open(directory / name, "rb+") as file:  # NFS locks only files open for writing
         if not _locked(file.fileno(), fcntl.LOCK_EX):
-            raise UsageError(f"{directory}: another command is running this experiment")
+            raise UsageError(f"{directory}: another command is running here")
         yield
 
 

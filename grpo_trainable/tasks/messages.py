@@ -22,7 +22,18 @@ def mistake_in_prompt(prompt: Any) -> str | None:
         return None if is_text(prompt) else NO_PROMPT
     if not isinstance(prompt, list | tuple) or not prompt:
         return NO_PROMPT
-    for number, message in enumerate(prompt, start=1):
+    mistake = mistake_in_messages(prompt)
+    if mistake is not None:
+        return mistake
+    return None if prompt[-1]["role"] == "user" else "must end with a message whose role is user"
+
+
+def mistake_in_messages(messages: Sequence[Any]) -> str | None:
+    """Return the mistake in the messages of a conversation, or None if each message is valid.
+
+    The result completes a sentence that begins with the name of the conversation.
+    """
+    for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
             return f"must have exactly the keys role and content in message {number}"
         if message["role"] not in ROLES:
@@ -33,7 +44,7 @@ def mistake_in_prompt(prompt: Any) -> str | None:
             return f"has a system message as message {number}; the system message must come first"
         if not is_text(message["content"]):
             return f"has no text in the content of message {number}"
-    return None if prompt[-1]["role"] == "user" else "must end with a message whose role is user"
+    return None
 
 
 def is_text(value: object) -> TypeGuard[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_trainable.config import GRPOConfig, flatten, shown
 from grpo_trainable.text import shown_truth
 from grpo_trainable.tools.evaluation.generation import Generation
-from reports.document import document, figure
+from reports.document import NO_PLOTS, document, figure
 from reports.evaluations.categories import categories_section
 from reports.evaluations.measures import Measure, measures
 from reports.evaluations.pairs import Difference
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).with_name("browse.js").read_text("utf-8")
 STYLE = Path(__file__).with_name("browse.css").read_text("utf-8")
-NO_PLOTS = (
-    "no plots, because matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
-)
 # The fields of a row of the data block, in order. browse.js reads the fields by these names.
 FIELDS = (
     *("prompt", "index", "response", "answer", "category", "reward", "format", "right"),

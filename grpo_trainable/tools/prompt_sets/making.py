@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.text import plural
+from grpo_trainable.tools.asked import record_or_match
 from grpo_trainable.tools.prompt_sets.keyword import Item, plain_prompt, prompt_in
 
 ASKED, WRITTEN = "asked.json", "written.jsonl"
@@ -66,7 +67,12 @@ class PromptSet:
         """
         self._directory, self._items = directory, items
         directory.mkdir(parents=True, exist_ok=True)
-        self._settle(asked)
+        record_or_match(
+            directory / ASKED,
+            asked,
+            what="a set",
+            advice="A set cannot be changed or enlarged: repeat",
+        )
         self._prompts = self._read()  # item index -> prompt, or None without a usable prompt
 
     @property
@@ -130,34 +136,6 @@ class PromptSet:
         self._save(rows)
         return made
 
-    def _settle(self, asked: Mapping[str, Any]) -> None:
-        """Record the settings of a new set, or check that an existing set has the same settings."""
-        file = self._directory / ASKED
-        if not file.exists():
-            if any(self._directory.iterdir()):
-                raise ValueError(f"{self._directory}: is not empty; choose a new directory")
-            with replacing(file, durable=True) as new:
-                new.write(json.dumps(asked, indent=1).encode() + b"\n")
-            return
-        try:
-            before = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            before = None
-        if not isinstance(before, dict):
-            raise ValueError(f"{file}: is damaged; choose a new directory")
-        differing = [
-            f"{key} was {then} and is {now}"
-            for key in sorted(before.keys() | asked.keys())
-            if before.get(key) != asked.get(key)
-            for then, now in [_told_apart(before.get(key), asked.get(key))]
-        ]
-        if differing:
-            raise ValueError(
-                f"{self._directory}: contains a set with different settings: "
-                f"{'; '.join(differing)}. A set cannot be changed or enlarged: repeat the original "
-                "command to continue it, or choose a new directory"
-            )
-
     def _read(self) -> dict[int, str | None]:
         """Read the finished items. A torn last line, left by a killed process, is removed."""
         file = self._directory / WRITTEN
@@ -193,21 +171,6 @@ class PromptSet:
         )
         with replacing(self._directory / TABLE, durable=True) as file:
             pq.write_table(pa.Table.from_pylist(list(rows), schema), file)
-
-
-def _told_apart(then: Any, now: Any) -> tuple[str, str]:
-    """Describe briefly how two values differ.
-
-    Lists of different lengths are described by their lengths, and other lists by their first
-    difference.
-    """
-    if not (isinstance(then, list) and isinstance(now, list)):
-        return json.dumps(then), json.dumps(now)
-    if len(then) != len(now):
-        return f"for {plural(len(then), 'prompt')}", f"for {plural(len(now), 'prompt')}"
-    pairs = enumerate(zip(then, now, strict=True), start=1)
-    number, (old, new) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
-    return f"{json.dumps(old)} for prompt {number}", json.dumps(new)
 
 
 def _written(writer: Writer, items: Sequence[Item], attempts: int) -> dict[int, str]:

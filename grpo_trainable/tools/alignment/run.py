@@ -1,0 +1,108 @@
+"""The directory of one run of a stage: what was asked for, its files, and what is finished."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_trainable.storage.atomic import replacing
+from grpo_trainable.tools.alignment.rows import Rows
+from grpo_trainable.tools.alignment.stages import Stage
+from grpo_trainable.tools.asked import record_or_match
+
+ASKED = "align.json"
+CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
+MODEL, TRAINING = "model", "training.json"
+RESULT = "result.json"  # written last
+# Transformers writes this file last. A checkpoint without it is incomplete.
+STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A stage with its model, its data and the directory of its results."""
+
+    stage: Stage
+    model: Path  # the directory of the model that training starts from
+    train: Rows
+    held_out: Rows
+    seed: int
+    context: int | None  # context length of the model, in tokens
+    settings: Mapping[str, Any]  # fields of TRL's config that the user has set
+    asked: Mapping[str, Any]  # everything that determines the result, as plain data
+    out: Path
+
+    def begin(self) -> bool:
+        """Make the directory of the run, or check that an existing one has the same settings.
+
+        Returns:
+            True if the directory had no run in it.
+
+        Raises:
+            ValueError: If the directory contains something else. The message is one line.
+            OSError: If the directory cannot be written.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        is_new = not (self.out / ASKED).exists()
+        record_or_match(self.out / ASKED, self.asked, what="a run", advice="Repeat")
+        return is_new
+
+    def abandon(self) -> None:
+        """Remove a run that has not begun to train."""
+        (self.out / ASKED).unlink()
+        for directory in (self.out / CHECKPOINTS, self.out):
+            with suppress(OSError):  # it is missing or not empty
+                directory.rmdir()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing remains to be done."""
+        return (self.out / RESULT).is_file()
+
+    @property
+    def trained_model(self) -> Path:
+        """Directory of the trained model. It exists only when training is complete."""
+        return self.out / MODEL
+
+    def newest_checkpoint(self) -> Path | None:
+        """Return the newest complete checkpoint from which steps remain, or None.
+
+        A checkpoint that a killed process left incomplete is removed. From a checkpoint of the last
+        step, transformers would take one step too many, so an earlier checkpoint is returned.
+        """
+        found: dict[int, Path] = {}
+        for directory in (self.out / CHECKPOINTS).glob("checkpoint-*"):
+            state = _read_state(directory / STATE)
+            if state is None:
+                shutil.rmtree(directory)
+            elif state["global_step"] < state["max_steps"]:
+                found[state["global_step"]] = directory
+        return found[max(found)] if found else None
+
+    def write_training(self, training: Mapping[str, Any]) -> None:
+        """Write the log of a completed training, with facts about its data."""
+        with replacing(self.out / TRAINING, durable=True) as file:
+            file.write(json.dumps(training, indent=1).encode() + b"\n")
+
+    def read_training(self) -> dict[str, Any]:
+        """Return what `write_training` wrote."""
+        return json.loads((self.out / TRAINING).read_text(encoding="utf-8"))
+
+    def read_result(self) -> dict[str, Any]:
+        """Return the content of the result of a complete run."""
+        return json.loads((self.out / RESULT).read_text(encoding="utf-8"))
+
+
+def _read_state(path: Path) -> dict[str, Any] | None:
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    counts = ("global_step", "max_steps")
+    whole = isinstance(state, dict) and all(isinstance(state.get(key), int) for key in counts)
+    return state if whole else None

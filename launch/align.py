@@ -1,0 +1,355 @@
+"""Train a model with TRL before or beside GRPO: fine-tuning, a reward model, or DPO.
+
+python launch/align.py sft --model MODEL --train-file answers.jsonl --out sft
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_trainable import __version__, command_line
+from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, UsageError, number
+from grpo_trainable.plugins import missing_library
+from grpo_trainable.storage.digests import digest_of
+from grpo_trainable.text import plural
+from grpo_trainable.tools.alignment.stages import STAGES
+
+if TYPE_CHECKING:
+    from grpo_trainable.tools.alignment.rows import Rows
+    from grpo_trainable.tools.alignment.run import Run
+
+DESCRIPTION = """\
+Train a Hugging Face model with a trainer of TRL, and write to OUT:
+
+  model/         the trained model and its tokenizer (safetensors)
+  report.html    loss, accuracy, margins and examples on one page
+  result.json, held_out.jsonl    the figures, and every held-out row with its scores
+  checkpoints/, tensorboard/     TRL's checkpoints, and its log for TensorBoard
+
+Stages:
+
+  sft            fine-tunes a language model on responses (SFTTrainer)
+  reward-model   trains a model that scores responses, on pairs (RewardTrainer)
+  dpo            trains a policy on pairs, without a reward model (DPOTrainer)
+
+After an interruption or a crash, the same command continues from the newest checkpoint. The hub is
+never contacted."""
+EXAMPLES = """\
+examples:
+  python launch/align.py sft --model MODEL --train-file answers.jsonl --out sft
+  python launch/align.py reward-model --model sft/model --train-file pairs.jsonl --out reward
+  python launch/align.py dpo --model sft/model --train-file pairs.jsonl --out dpo --set beta=0.2
+
+exit status: 0 OUT is complete, 1 the training failed, 2 bad usage (nothing was trained),
+130 interrupted"""
+INSTALL = "pip install -e '.[align]'"
+PACKAGES = ("accelerate", "datasets", "torch", "transformers", "trl")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    return command_line.run("align", lambda: _main(sys.argv[1:] if argv is None else list(argv)))
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed options of the command."""
+    parser = Parser(
+        prog=command_line.program("align"),
+        description=DESCRIPTION,
+        epilog=EXAMPLES.replace(
+            "python launch/align.py", shlex.join(command_line.command("align"))
+        ),
+    )
+    add = parser.add_argument
+    add("stage", choices=STAGES, help="the kind of training")
+    add(
+        "--model",
+        metavar="PATH",
+        required=True,
+        help="directory of a Hugging Face model, or the hub name of a model that is already "
+        "downloaded",
+    )
+    add(
+        "--train-file",
+        metavar="FILE",
+        required=True,
+        help="JSONL file with the rows: prompt + completion, messages, or text for sft; prompt + "
+        "chosen + rejected, or chosen + rejected for the other stages. Values are texts or lists "
+        "of messages. Parquet files work too",
+    )
+    add(
+        "--eval-file",
+        metavar="FILE",
+        help="file with the held-out rows (default: a tenth of the rows of --train-file)",
+    )
+    add("--out", metavar="OUT", required=True, help="new directory, or that of an interrupted run")
+    add(
+        "--seed",
+        metavar="N",
+        type=number(int, 0, 2**32 - 1),
+        default=0,
+        help="seed for the held-out rows, the order of rows and the head of a reward model (0)",
+    )
+    add(
+        "--set",
+        dest="assignments",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set a field of TRL's SFTConfig, RewardConfig or DPOConfig, for example "
+        "learning_rate=1e-5 or num_train_epochs=1; may be given many times",
+    )
+    return parser.parse_args(argv)
+
+
+def _main(argv: list[str]) -> int:
+    args = parse_arguments(argv)
+    # The libraries read these variables when they are imported.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    try:
+        run, notes = _planned(args)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    with _held(run) as is_new:
+        if run.is_complete:
+            print(f"{run.out}: was complete already")
+            return _told(run)
+        for note in notes:
+            print(note, flush=True)
+        return _run(run, argv, is_new=is_new)
+
+
+def _planned(args: argparse.Namespace) -> tuple[Run, list[str]]:
+    """Return the run and notes about its data, after checking everything that TRL is not needed for.
+
+    Raises:
+        ValueError: An option or a file is wrong. The message is one line.
+    """
+    from grpo_trainable.tools.alignment.base_model import base_model, context_of
+    from grpo_trainable.tools.alignment.run import Run
+    from grpo_trainable.tools.alignment.trainer_settings import (
+        convert_settings,
+        refuse_beyond_context,
+        split_assignments,
+    )
+
+    stage = STAGES[args.stage]
+    texts = split_assignments(args.assignments)
+    _refuse_missing_extra()
+    try:
+        model = base_model(os.path.expanduser(args.model), stage)
+    except ValueError as error:
+        raise ValueError(f"--model {error}") from None
+    train, held_out = _rows(args, model, template="chat_template_path" in texts)
+    settings = convert_settings(stage, texts)
+    refuse_beyond_context(settings, context_of(model))
+    run = Run(
+        stage=stage,
+        model=model,
+        train=train,
+        held_out=held_out,
+        seed=args.seed,
+        context=context_of(model),
+        settings=settings,
+        asked=_asked(args, model, texts),
+        out=Path(args.out).expanduser().absolute(),
+    )
+    unused = ", ".join(dict.fromkeys([*train.unused, *held_out.unused]))
+    return run, [f"columns that are not used: {unused}"] if unused else []
+
+
+def _refuse_missing_extra() -> None:
+    missing = missing_library("trl", INSTALL)
+    if missing is not None:
+        old = sys.version_info < (3, 11)
+        raise ValueError(f"{missing}{' with Python 3.11 or newer' if old else ''}")
+
+
+def _rows(args: argparse.Namespace, model: Path, *, template: bool) -> tuple[Rows, Rows]:
+    """Return the rows to train on and the held-out rows.
+
+    Args:
+        args: The options.
+        model: The directory of the model.
+        template: True: a setting names the chat template.
+    """
+    from grpo_trainable.tools.alignment.base_model import refuse_missing_template
+    from grpo_trainable.tools.alignment.rows import hold_out, read_rows
+
+    stage = STAGES[args.stage]
+    train = read_rows("--train-file", args.train_file, stage)
+    if args.eval_file is None:
+        try:
+            train, held_out = hold_out(train, args.seed)
+        except ValueError as error:
+            raise ValueError(f"--train-file {args.train_file}: {error}") from None
+    else:
+        held_out = read_rows("--eval-file", args.eval_file, stage)
+        if held_out.layout != train.layout:
+            raise ValueError(
+                f"--eval-file {args.eval_file}: has rows of {held_out.layout}, but --train-file "
+                f"has rows of {train.layout}"
+            )
+    if train.conversations and not template:
+        refuse_missing_template(model)
+    return train, held_out
+
+
+def _asked(
+    args: argparse.Namespace, model: Path, texts: Mapping[str, str]
+) -> dict[str, str | int | None]:
+    """Return everything that determines the result."""
+    from grpo_trainable.tasks.row_files import data_files
+    from grpo_trainable.tools.alignment.base_model import model_digests
+
+    asked: dict[str, str | int | None] = {
+        "stage": args.stage,
+        "model": str(model),
+        "train_file": os.path.abspath(args.train_file),
+        "eval_file": None if args.eval_file is None else os.path.abspath(args.eval_file),
+        "seed": args.seed,
+    }
+    asked |= {f"--set {key}": text for key, text in texts.items()}
+    digests = {f"model/{name}": digest for name, digest in model_digests(model).items()}
+    for key, path in (("train_file", args.train_file), ("eval_file", args.eval_file)):
+        if path is not None:
+            files = data_files(key, path).items()
+            digests |= {name.removeprefix("task."): digest_of(key, file) for name, file in files}
+    return asked | {f"SHA-256 of {name}": digest for name, digest in digests.items()}
+
+
+@contextmanager
+def _held(run: Run) -> Iterator[bool]:
+    """Make the directory of the run and hold a lock on it. Yield True if the directory is new."""
+    from grpo_trainable.tools.alignment.run import ASKED
+    from tuning.directories import held
+
+    try:
+        is_new = run.begin()
+    except ValueError as error:
+        raise UsageError(f"--out {error}") from None
+    except OSError as error:
+        raise UsageError(f"--out {error.filename or run.out}: {error.strerror or error}") from None
+    with held(run.out, ASKED):
+        yield is_new
+
+
+def _run(run: Run, argv: Sequence[str], *, is_new: bool) -> int:
+    """Train, measure and write the result. Finished parts are not repeated."""
+    if not run.trained_model.is_dir():
+        status = _train(run, is_new=is_new)
+        if status != OK:
+            return status
+    try:
+        _measure(run, argv)
+    except OSError as error:
+        return _failed(f"{error.filename or run.out}: {error.strerror or error}")
+    return _told(run)
+
+
+def _train(run: Run, *, is_new: bool) -> int:
+    from grpo_trainable.tools.alignment.run import TENSORBOARD
+
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.out / TENSORBOARD)
+    from grpo_trainable.tools.alignment.training import (
+        Diverged,
+        Interrupted,
+        RefusedByTRL,
+        build_trainer,
+        dropped_rows,
+        train,
+    )
+
+    checkpoint = run.newest_checkpoint()
+    try:
+        trainer = build_trainer(run)
+    except RefusedByTRL as error:
+        if is_new:
+            run.abandon()  # so the corrected command can use the same directory
+        raise UsageError(str(error)) from None
+    begun = "" if checkpoint is None else f", from {checkpoint.name}"
+    print(
+        f"{run.stage.name}: {plural(len(run.train.rows), 'row')} to train on, "
+        f"{len(run.held_out.rows)} held out, on {trainer.args.device.type}{begun}",
+        *dropped_rows(run, trainer),
+        sep="\n",
+        flush=True,
+    )
+    try:
+        train(run, trainer, checkpoint)
+    except Interrupted as stopped:
+        name = command_line.program("align")
+        print(f"{name}: interrupted {stopped}; the same command continues there", file=sys.stderr)
+        return INTERRUPTED
+    except Diverged as error:
+        return _failed(str(error))
+    except OSError as error:
+        return _failed(f"{error}; the same command continues from the newest checkpoint")
+    return OK
+
+
+def _failed(reason: str) -> int:
+    print(f"{command_line.program('align')}: {reason}", file=sys.stderr)
+    return FAILED
+
+
+def _measure(run: Run, argv: Sequence[str]) -> None:
+    from grpo_trainable.tools.alignment.measuring import measure
+    from reports.alignment.files import write_result
+    from reports.alignment.record import AlignmentRecord
+
+    training = run.read_training()
+    held_out = measure(
+        run, beta=training["beta"], max_length=training["max_length"], batch=training["batch"]
+    )
+    record = AlignmentRecord(
+        name=run.out.name,
+        asked=run.asked,
+        training=training,
+        held_out=held_out,
+        train_rows=len(run.train.rows),
+        held_out_rows=len(run.held_out.rows),
+        origin=_origin(argv),
+    )
+    write_result(run.out, record)
+
+
+def _origin(argv: Sequence[str]) -> dict[str, Any]:
+    from reports.evaluations.files import running_commit
+
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join([*command_line.command("align"), *argv]),
+        "grpo_trainable": __version__,
+        "commit": running_commit(),
+        "packages": {"python": platform.python_version(), **packages},
+        "machine": platform.platform(),
+    }
+
+
+def _told(run: Run) -> int:
+    """Print the answer and the paths of a complete run."""
+    from reports.alignment.files import PAGE
+
+    print(run.read_result()["answer"])
+    print(run.out / PAGE)
+    print(run.trained_model)
+    if run.stage.writes_text:
+        path = shlex.quote(str(run.trained_model))
+        print(f"to train from it: --set model.path={path}", flush=True)
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

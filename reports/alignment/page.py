@@ -1,0 +1,179 @@
+"""The page of an alignment run: the answer, the figures, the plots and examples.
+
+Everything from the data and from the model is escaped. The page has no script.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from grpo_trainable.text import plural, written
+from grpo_trainable.tools.alignment.held_out import HeldOutRow
+from reports.alignment.record import AlignmentRecord
+from reports.document import NO_PLOTS, document, figure
+from reports.markup import escaped, html_list, html_table, moment, shortened
+
+EXAMPLES = 8
+FIGURES = ("figure", "first", "last", "95% interval")
+
+
+def render_page(record: AlignmentRecord) -> str:
+    """Return the whole HTML document."""
+    figures, missing = _plots_section(record)
+    sections = [
+        _head(record),
+        _problems([*record.problems, *missing]),
+        _figures_section(record),
+        figures,
+        _examples_section(record),
+        _settings_section(record),
+    ]
+    body = "\n".join(section for section in sections if section)
+    return document(f"{record.name}: {record.stage.name}", body)
+
+
+def _head(record: AlignmentRecord) -> str:
+    asked, training = record.asked, record.training
+    facts = [
+        f"{record.stage.trainer} of TRL, from {asked['model']}: {training['parameters']:,} "
+        f"parameters, {plural(training['steps'], 'gradient step')}, seed {asked['seed']}",
+        f"{asked['train_file']}: {plural(record.train_rows, 'row')} to train on, "
+        f"{record.held_out_rows} held out",
+    ]
+    if created := record.origin.get("created"):
+        facts.append(f"finished {moment(created)}")
+    lines = "".join(f'<p class="facts">{escaped(fact)}</p>\n' for fact in facts)
+    return (
+        f"<header>\n<h1>{escaped(record.stage.name)}: {escaped(record.name)}</h1>\n"
+        f'<p class="answer">{escaped(record.answer)}</p>\n{lines}</header>'
+    )
+
+
+def _problems(problems: Sequence[str]) -> str:
+    if not problems:
+        return ""
+    return (
+        '<section class="box" id="missing">\n<h2>Missing or doubtful</h2>\n'
+        f"{html_list(problems)}</section>"
+    )
+
+
+def figure_rows(record: AlignmentRecord) -> list[tuple[str, str, str, str]]:
+    """Return a row for each figure, with the columns `FIGURES`."""
+    stage, accuracy = record.stage, record.accuracy
+    metrics = {"training loss": "loss", "held-out loss": "eval_loss"}
+    if not stage.has_pairs:
+        metrics["held-out token accuracy"] = f"eval_{stage.accuracy}"
+    rows = [
+        (title, *_first_and_last(record, metric), "")
+        for title, metric in metrics.items()
+        if record.series(metric)
+    ]
+    if accuracy is not None:
+        first, _ = _first_and_last(record, f"eval_{stage.accuracy}")
+        interval = f"{accuracy.low:.3f} to {accuracy.high:.3f}"
+        rows.append(("held-out accuracy", first, f"{accuracy.value:.3f}", interval))
+        first, _ = _first_and_last(record, f"eval_{stage.margin}")
+        mean = sum(record.margins) / len(record.margins)
+        rows.append(("held-out margin", first, written(mean, "{:.3f}"), ""))
+    return rows
+
+
+def _first_and_last(record: AlignmentRecord, metric: str) -> tuple[str, str]:
+    values = [value for _, value in record.series(metric)]
+    return (written(values[0], "{:.3f}"), written(values[-1], "{:.3f}")) if values else ("", "")
+
+
+def _figures_section(record: AlignmentRecord) -> str:
+    note = "The first held-out figures are those of the initial model. The loss is TRL's"
+    if record.stage.has_pairs:
+        note += (
+            ". The last accuracy and margin describe the files of the trained model. A pair counts "
+            "as right if its chosen response has the higher score. The interval is Wilson's: it "
+            "says how much the accuracy would vary with other held-out pairs of the same kind, and "
+            "does not cover another training run."
+        )
+    else:
+        note += ", in nats per token."
+    return (
+        '<section id="figures">\n<h2>Figures</h2>\n'
+        f"{html_table(FIGURES, figure_rows(record), figures=True)}\n"
+        f'<p class="note">{escaped(note)}</p>\n</section>'
+    )
+
+
+def _plots_section(record: AlignmentRecord) -> tuple[str, list[str]]:
+    """Return the plots, and a message for the page if they cannot be drawn."""
+    try:
+        from reports.alignment.plots import plots
+        from reports.canvas import render_all
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        return "", [NO_PLOTS]
+    drawn = plots(record)
+    images = render_all(drawn)
+    figures = "\n".join(figure(plot, images) for plot in drawn)
+    return f'<section id="plots">\n<div class="plots">\n{figures}\n</div>\n</section>', []
+
+
+# ---- Examples --------------------------------------------------------------------------------
+
+
+def examples(record: AlignmentRecord) -> list[HeldOutRow]:
+    """Return held-out rows for the page.
+
+    Half of the examples are the first rows of the file. The others are the pairs with the lowest
+    margins.
+    """
+    if not record.stage.has_pairs:
+        return list(record.held_out[:EXAMPLES])
+    first = list(record.held_out[: EXAMPLES // 2])
+    rest = record.held_out[EXAMPLES // 2 :]
+    return first + sorted(rest, key=lambda row: row.margin or 0.0)[: EXAMPLES // 2]
+
+
+def _examples_section(record: AlignmentRecord) -> str:
+    note = "The first held-out rows of the file"
+    if record.stage.has_pairs:
+        note += ", followed by the pairs with the lowest margins"
+    cards = "".join(_card(i, row) for i, row in enumerate(examples(record), start=1))
+    return f'<section id="examples">\n<h2>Examples</h2>\n<p class="note">{note}.</p>\n{cards}</section>'
+
+
+def _card(number: int, row: HeldOutRow) -> str:
+    margin = row.margin
+    title = f"Example {number}"
+    if margin is not None:
+        verdict = "right" if margin > 0 else "wrong"
+        title += f": {verdict}, margin {written(margin, '{:.3f}')}"
+    texts = "".join(
+        f"<div><h4>{escaped(name)}</h4><pre>{shortened(text)}</pre></div>"
+        for name, text in _texts(row)
+    )
+    return (
+        f"<article><h3>{escaped(title)}</h3>\n<h4>Prompt</h4><pre>{shortened(row.prompt)}</pre>\n"
+        f'<div class="pair">{texts}</div></article>\n'
+    )
+
+
+def _texts(row: HeldOutRow) -> Iterator[tuple[str, str]]:
+    if row.rejected is None:
+        yield "Response of the file", row.chosen
+    else:
+        yield f"Chosen, score {row.chosen_score:.3f}", row.chosen
+        yield f"Rejected, score {row.rejected_score:.3f}", row.rejected
+    if row.response is not None:
+        yield "Most likely response after training", row.response
+
+
+# ---- Settings, origin ------------------------------------------------------------------------
+
+
+def _settings_section(record: AlignmentRecord) -> str:
+    rows = [
+        (key, value if isinstance(value, str) else json.dumps(value))
+        for key, value in [*record.asked.items(), *record.origin.items()]
+    ]
+    return f'<section id="origin">\n<h2>Settings and origin</h2>\n{html_table(("", ""), rows)}\n</section>'
