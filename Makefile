@@ -154,7 +154,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 $(READY_EXTRAS): $(READY)
-	$(PIP_INSTALL) -e '.[hf,math,gym,rllib,control,test-extras]'
+	$(PIP_INSTALL) -e '.[align,hf,math,gym,rllib,control,test-extras]'
 	@touch $@
 
 $(READY_DOCS): $(READY)

@@ -130,7 +130,7 @@ def _main(argv: list[str]) -> int:
 
 
 def _planned(args: argparse.Namespace) -> tuple[Run, list[str]]:
-    """Return the run and notes about its data, after checking everything that TRL is not needed for.
+    """Check the options and files, and return the run with notes about its data.
 
     Raises:
         ValueError: An option or a file is wrong. The message is one line.

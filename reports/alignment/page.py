@@ -139,7 +139,10 @@ def _examples_section(record: AlignmentRecord) -> str:
     if record.stage.has_pairs:
         note += ", followed by the pairs with the lowest margins"
     cards = "".join(_card(i, row) for i, row in enumerate(examples(record), start=1))
-    return f'<section id="examples">\n<h2>Examples</h2>\n<p class="note">{note}.</p>\n{cards}</section>'
+    return (
+        f'<section id="examples">\n<h2>Examples</h2>\n<p class="note">{note}.</p>\n{cards}'
+        "</section>"
+    )
 
 
 def _card(number: int, row: HeldOutRow) -> str:
@@ -176,4 +179,5 @@ def _settings_section(record: AlignmentRecord) -> str:
         (key, value if isinstance(value, str) else json.dumps(value))
         for key, value in [*record.asked.items(), *record.origin.items()]
     ]
-    return f'<section id="origin">\n<h2>Settings and origin</h2>\n{html_table(("", ""), rows)}\n</section>'
+    table = html_table(("", ""), rows)
+    return f'<section id="origin">\n<h2>Settings and origin</h2>\n{table}\n</section>'

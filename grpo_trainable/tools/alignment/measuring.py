@@ -5,8 +5,10 @@ The model is read from its directory, so the figures describe the files that the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from grpo_trainable.tools.alignment.stages import Stage
 
 SAMPLED = 8  # held-out rows for which the trained policy writes a response
 MAX_NEW_TOKENS = 128
+_PAIR = ("chosen", "rejected")
 
 Score = Callable[[Sequence["_Encoded"]], list[float]]
 
@@ -37,7 +40,9 @@ class _Encoded:
     prompt: int
 
 
-def measure(run: Run, *, beta: float, max_length: int | None, batch: int) -> list[HeldOutRow]:
+def measure(
+    run: Run, *, beta: float | None, max_length: int | None, batch: int
+) -> list[HeldOutRow]:
     """Return every held-out row that fits, with the scores and responses of the trained model.
 
     A reward model scores a response by its output. A policy that DPO trained scores a response by
@@ -46,7 +51,7 @@ def measure(run: Run, *, beta: float, max_length: int | None, batch: int) -> lis
 
     Args:
         run: A run with a trained model.
-        beta: The beta of DPO.
+        beta: The beta of DPO, or None for another stage.
         max_length: Longest sequence in tokens. Pairs with a longer sequence are left out.
         batch: Number of pairs that are scored together.
     """
@@ -55,36 +60,35 @@ def measure(run: Run, *, beta: float, max_length: int | None, batch: int) -> lis
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.trained_model, local_files_only=True)
     model = _loaded(run.trained_model, run.stage, device)
     rows = [_split(row) for row in run.held_out.rows]
-    texts = [{name: as_text(value) for name, value in row.items()} for row in rows]
-    found: list[dict[str, Any]]
+    scores: list[tuple[float | None, float | None]] = [(None, None)] * len(rows)
     if run.stage.has_pairs:
-        found = texts
-        pairs = [[_encode(tokenizer, row, name) for name in _PAIR] for row in rows]
-        fit = [
-            i
-            for i, pair in enumerate(pairs)
-            if max_length is None or max(len(own.ids) for own in pair) <= max_length
-        ]
-        found, rows = [texts[i] for i in fit], [rows[i] for i in fit]
-        score = _scorer(run, model, tokenizer, device, beta)
-        scores = _scored(score, [pairs[i] for i in fit], batch)
-        for row, (chosen, rejected) in zip(found, scores, strict=True):
-            row |= {"chosen_score": chosen, "rejected_score": rejected}
-    else:
-        found = [{"prompt": row["prompt"], "chosen": row["completion"]} for row in texts]
+        pairs = [tuple(_encode(tokenizer, row, name) for name in _PAIR) for row in rows]
+        fits = [max(len(own.ids) for own in pair) <= (max_length or math.inf) for pair in pairs]
+        rows, pairs = list(compress(rows, fits)), list(compress(pairs, fits))
+        scores = list(_scored(_scorer(run, model, tokenizer, device, beta), pairs, batch))
+    found = [_texts(row, own) for row, own in zip(rows, scores, strict=True)]
     if run.stage.writes_text:
-        for own, row in zip(found[:SAMPLED], rows, strict=False):
-            own["response"] = _response(model, tokenizer, row["prompt"], run.context, device)
-    return [HeldOutRow(**row) for row in found]
+        for i, row in enumerate(rows[:SAMPLED]):
+            response = _response(model, tokenizer, row["prompt"], run.context, device)
+            found[i] = replace(found[i], response=response)
+    return found
 
 
-_PAIR = ("chosen", "rejected")
+def _texts(row: Row, scores: tuple[float | None, float | None]) -> HeldOutRow:
+    rejected = row.get("rejected")
+    return HeldOutRow(
+        prompt=as_text(row["prompt"]),
+        chosen=as_text(row["completion"] if rejected is None else row["chosen"]),
+        rejected=None if rejected is None else as_text(rejected),
+        chosen_score=scores[0],
+        rejected_score=scores[1],
+    )
 
 
 def _loaded(directory: Path, stage: Stage, device: torch.device) -> Any:
     head = getattr(transformers, stage.head)
     # The trainer computes in float32 by default, whatever the type in which weights are stored.
-    model = head.from_pretrained(directory, local_files_only=True, dtype=torch.float32)
+    model: Any = head.from_pretrained(directory, local_files_only=True, dtype=torch.float32)
     return model.to(device).eval()
 
 
@@ -137,7 +141,9 @@ def _template_ids(tokenizer: Any, messages: list[Any], *, generation: bool) -> l
 # ---- Scores ------------------------------------------------------------------------------------
 
 
-def _scorer(run: Run, model: Any, tokenizer: Any, device: torch.device, beta: float) -> Score:
+def _scorer(
+    run: Run, model: Any, tokenizer: Any, device: torch.device, beta: float | None
+) -> Score:
     """Return the function that scores a batch of responses."""
     padding = tokenizer.pad_token_id
 
@@ -147,6 +153,7 @@ def _scorer(run: Run, model: Any, tokenizer: Any, device: torch.device, beta: fl
 
     if not run.stage.writes_text:
         return rewards
+    assert beta is not None
     reference = _loaded(run.model, run.stage, device)
 
     def implicit_rewards(batch: Sequence[_Encoded]) -> list[float]:

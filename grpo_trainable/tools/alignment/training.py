@@ -53,7 +53,8 @@ def build_trainer(run: Run) -> Any:
         raise RefusedByTRL(f"{run.stage.trainer} of TRL: {one_line(error)}") from error
     if not (len(trainer.train_dataset) and len(trainer.eval_dataset)):
         raise RefusedByTRL(
-            f"no row to train on, or no held-out row, fits into max_length={trainer.args.max_length}"
+            "no row to train on, or no held-out row, fits into "
+            f"max_length={trainer.args.max_length}"
         )
     return trainer
 
@@ -76,14 +77,14 @@ def _trainer(run: Run) -> Any:
 
 def dropped_rows(run: Run, trainer: Any) -> list[str]:
     """Return a note if TRL has dropped training rows that are too long."""
-    if getattr(trainer.args, "packing", False):
-        return []  # packed rows cannot be counted
     count = len(run.train.rows)
     dropped = count - len(trainer.train_dataset)
+    if not dropped or getattr(trainer.args, "packing", False):  # packed rows cannot be counted
+        return []
     return [
         f"{dropped} of {count} training rows are longer than max_length={trainer.args.max_length}, "
         "so they are left out"
-    ] * (dropped > 0)
+    ]
 
 
 def train(run: Run, trainer: Any, checkpoint: Path | None) -> None:

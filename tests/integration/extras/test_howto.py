@@ -5,7 +5,7 @@ A page may have these blocks:
     ```python title="my_reward.py"    a file, written to a directory for this page alone
     ```python                         executed in that directory, in the order of the page
     ```bash                           commands: those of tune.py and grpo-tune run with --dry-run,
-                                      those of evaluate.py and grpo-evaluate are parsed
+                                      those of evaluate.py and align.py are parsed
     ```text                           output, which is not checked
 
 A block below `<!-- not run: REASON -->` is not run.
@@ -27,7 +27,7 @@ import ray
 
 from grpo_trainable.environments.sandbox import SandboxError, check_containment
 from grpo_trainable.generator import env_processes
-from launch import evaluate, tune
+from launch import align, evaluate, tune
 
 ROOT = Path(__file__).resolve().parents[3]
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
@@ -86,8 +86,10 @@ def try_command(words: list[str], try_tune: Callable[[list[str]], None]) -> None
         program, *arguments = arguments
     if program == "make":
         assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), f"no target {arguments[0]}"
-    if program in ("launch/evaluate.py", "grpo-evaluate"):
-        evaluate.parse_arguments(arguments)
+    for command in (align, evaluate):
+        name = command.__name__.rpartition(".")[2]
+        if program in (f"launch/{name}.py", f"grpo-{name}"):
+            command.parse_arguments(arguments)
     # A resume needs an existing experiment, so it is not tried.
     if program in ("launch/tune.py", "grpo-tune") and "--resume" not in arguments:
         try_tune(arguments)
