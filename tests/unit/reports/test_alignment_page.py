@@ -64,7 +64,7 @@ def test_accuracy_counts_pairs_and_a_tie_is_wrong():
 )
 def test_the_answer_compares_with_chance(right, wrong, verdict):
     own = record([pair(1.0)] * right + [pair(-1.0)] * wrong, LOG)
-    assert f"of 20 held-out pairs (95% interval " in own.answer
+    assert "of 20 held-out pairs (95% interval " in own.answer
     assert own.answer.endswith(f"which is {verdict}.")
 
 

@@ -254,7 +254,7 @@ def test_a_reward_model_is_no_policy(tmp_path):
     config = {"architectures": ["LlamaForSequenceClassification"]}
     path = str(write_model(tmp_path / "m", config=config))
     assert base_model(path, STAGES["reward-model"])
-    with pytest.raises(ValueError, match="is a reward model .* dpo needs a policy"):
+    with pytest.raises(ValueError, match=r"is a reward model .* dpo needs a policy"):
         base_model(path, STAGES["dpo"])
 
 

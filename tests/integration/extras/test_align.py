@@ -1,0 +1,177 @@
+"""launch/align.py with TRL on a tiny model: three stages, an interrupt, and the scores."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_models import write_hf_model
+from safetensors.torch import load_file
+
+from launch import align
+
+pytest.importorskip("trl", reason="needs the extra align")
+transformers = pytest.importorskip("transformers")
+
+# Read when huggingface_hub is imported, which has happened. The command sets them for itself.
+OFFLINE = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TENSORBOARD_LOGGING_DIR")
+CHAT = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+SHORT = {
+    "max_steps": 6,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 1e-2,
+    "logging_steps": 1,
+    "save_steps": 2,
+    "eval_steps": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("align") / "model"
+    write_hf_model(directory)
+    settings = directory / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": CHAT}))
+    return directory
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a directory with rows for every stage, as the current directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in OFFLINE:
+        monkeypatch.setenv(name, "1")  # restored after the test
+    monkeypatch.setenv("CI", "1")  # TRL reports its use elsewhere
+    words = ["fox", "story", "word", "old", "home"]
+    prompts = [f"Write about the {a} and the {b}:" for a in words for b in words]
+    write(tmp_path / "answers.jsonl", [{"prompt": p, "completion": " The fox."} for p in prompts])
+    pairs = [{"prompt": p, "chosen": " The old fox.", "rejected": " home home"} for p in prompts]
+    write(tmp_path / "pairs.jsonl", pairs)
+    talks = [
+        {name: [{"role": role, "content": row[name].strip()}] for name, role in SPEAKERS.items()}
+        for row in pairs
+    ]
+    write(tmp_path / "talks.jsonl", talks)
+    return tmp_path
+
+
+SPEAKERS = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run(stage: str, model: Path, rows: str, out: str, **settings: Any) -> int:
+    given = [
+        word for key, value in {**SHORT, **settings}.items() for word in ("--set", f"{key}={value}")
+    ]
+    return align.main([stage, "--model", str(model), "--train-file", rows, "--out", out, *given])
+
+
+def result(out: Path) -> dict[str, Any]:
+    return json.loads((out / "result.json").read_text())
+
+
+def logged(out: Path, metric: str) -> list[float]:
+    log = json.loads((out / "training.json").read_text())["log"]
+    return [row[metric] for row in log if metric in row]
+
+
+def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
+    model, place, monkeypatch, capsys
+):
+    from grpo_trainable.tools.alignment import training
+
+    assert run("sft", model, "answers.jsonl", "whole") == 0
+    whole = result(place / "whole")
+    assert whole["answer"].startswith("The held-out loss fell")
+    assert (whole["train_rows"], whole["held_out_rows"]) == (23, 2)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(place / "whole" / "model")
+    assert torch.isfinite(loaded(torch.tensor([[1, 2, 3]])).logits).all()
+    names = {path.suffix for path in (place / "whole" / "model").iterdir()}
+    assert names <= {".json", ".jinja", ".safetensors"}
+    assert list((place / "whole" / "tensorboard").glob("events.*"))
+    assert "<script" not in (place / "whole" / "report.html").read_text()
+
+    ended = training._Progress.on_step_end
+
+    def interrupt(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None:
+        ended(self, args, state, control, **others)
+        if state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training._Progress, "on_step_end", interrupt)
+        assert run("sft", model, "answers.jsonl", "parted") == 130
+    assert "interrupted after step 3 of 6" in capsys.readouterr().err
+    assert not (place / "parted" / "model").exists()
+    # A killed process leaves a checkpoint without its last file.
+    (place / "parted" / "checkpoints" / "checkpoint-4").mkdir()
+    assert run("sft", model, "answers.jsonl", "parted") == 0
+    assert "from checkpoint-3" in capsys.readouterr().out
+    one, other = (load_file(place / n / "model" / "model.safetensors") for n in ("whole", "parted"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert logged(place / "parted", "loss") == logged(place / "whole", "loss")
+
+    before = (place / "parted" / "result.json").read_bytes()
+    assert run("sft", model, "answers.jsonl", "parted") == 0
+    assert "was complete already" in capsys.readouterr().out
+    assert run("sft", model, "answers.jsonl", "parted", max_steps=7) == 2
+    assert "--set max_steps was" in capsys.readouterr().err
+    assert (place / "parted" / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("stage", "margin", "rows"),
+    [
+        ("reward-model", "eval_margin", "pairs.jsonl"),
+        ("dpo", "eval_rewards/margins", "talks.jsonl"),
+    ],
+)
+def test_scores_of_held_out_pairs_are_those_of_trl(stage, margin, rows, model, place, capsys):
+    assert run(stage, model, rows, "out") == 0
+    found = result(place / "out")
+    assert found["accuracy"]["value"] == 1.0
+    (last,) = logged(place / "out", margin)[-1:]
+    assert found["margin"] == pytest.approx(last, rel=1e-4)
+    assert last > 0.1
+    (first,) = logged(place / "out", margin)[:1]
+    if stage == "dpo":  # before training, the policy is the reference
+        assert first == 0.0
+    pairs = [json.loads(line) for line in (place / "out" / "held_out.jsonl").open()]
+    assert len(pairs) == found["held_out_rows"] == 2
+    assert all(pair["margin"] > 0 for pair in pairs)
+    assert (pairs[0]["response"] is None) == (stage == "reward-model")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"learning_rat": 1}, "SFTConfig of TRL has no such field; did you mean learning_rate?"),
+        ({"loss_type": "nnl"}, "--set loss_type=nnl: invalid choice: 'nnl'"),
+        ({"max_length": 65}, "--set max_length=65: the model has a context of 64 tokens"),
+        ({"assistant_only_loss": "true"}, "SFTTrainer of TRL: ValueError: You set `assistant"),
+        ({"max_length": 2}, "fits into max_length=2"),
+    ],
+)
+def test_a_setting_that_trl_refuses_is_one_line_and_leaves_nothing(
+    settings, words, model, place, capsys
+):
+    assert run("sft", model, "answers.jsonl", "out", **settings) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert words in error
+    assert error.startswith("align.py: ")
+    assert not (place / "out").exists()
+
+
+def test_a_loss_that_is_not_a_number_ends_the_training(model, place, capsys):
+    assert run("sft", model, "answers.jsonl", "out", learning_rate=1e30) == 1
+    assert "is not a number at step" in capsys.readouterr().err
+    assert not (place / "out" / "model").exists()
