@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from grpo_trainable.tasks.row_files import rows_in
 from grpo_trainable.text import plural
 from grpo_trainable.tools.alignment.stages import Stage
 
-Row: TypeAlias = dict[str, Any]
+Row: TypeAlias = Mapping[str, Any]
 
 HELD_OUT_SHARE = 0.1  # held-out share of the rows, but at most MOST_HELD_OUT rows
 MOST_HELD_OUT = 1000

@@ -65,7 +65,7 @@ def convert_settings(stage: Stage, texts: Mapping[str, str]) -> dict[str, Any]:
     return converted(getattr(trl, stage.config), texts)
 
 
-def converted(config_class: type, texts: Mapping[str, str]) -> dict[str, Any]:
+def converted(config_class: Any, texts: Mapping[str, str]) -> dict[str, Any]:
     """Convert the text of each value to the type of the field.
 
     `none` means None. Commas separate the items of a list.
@@ -90,7 +90,7 @@ def converted(config_class: type, texts: Mapping[str, str]) -> dict[str, Any]:
     return {key: _value(parser, hints[key], key, text) for key, text in texts.items()}
 
 
-def _parser(config_class: type) -> argparse.ArgumentParser:
+def _parser(config_class: Any) -> argparse.ArgumentParser:
     from transformers import HfArgumentParser
 
     class Parser(HfArgumentParser):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import sys
@@ -47,6 +48,8 @@ def build_trainer(run: Run) -> Any:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
+    # Otherwise a resume warns that eval_steps, a share of all steps, differs from a number of steps.
+    logging.getLogger("transformers.trainer_utils").setLevel(logging.ERROR)
     try:
         trainer = _trainer(run)
     except (ImportError, NotImplementedError, OSError, RuntimeError, ValueError) as error:
