@@ -48,7 +48,7 @@ def build_trainer(run: Run) -> Any:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
-    # Otherwise a resume warns that eval_steps, a share of all steps, differs from a number of steps.
+    # Otherwise a resume warns that eval_steps, which is a share of all steps, was a number.
     logging.getLogger("transformers.trainer_utils").setLevel(logging.ERROR)
     try:
         trainer = _trainer(run)
