@@ -18,7 +18,11 @@ Curves = Mapping[str, Sequence[tuple[int, float]]]
 def plots(record: AlignmentRecord) -> list[Plot]:
     """Return the plots in the order of the page."""
     stage = record.stage
-    tokens = "tokens that the model predicts" if not stage.has_pairs else "pairs"
+    counted = (
+        "pairs whose chosen response has the higher score"
+        if stage.has_pairs
+        else "tokens that the model predicts correctly"
+    )
     found = [
         _curves(
             record,
@@ -33,7 +37,7 @@ def plots(record: AlignmentRecord) -> list[Plot]:
             stage.accuracy,
             name="accuracy",
             title="Accuracy",
-            look=f"The share of {tokens} correctly. The trainer computes it batch by batch.",
+            look=f"The share of {counted}. The trainer computes it as a mean over batches.",
         ),
     ]
     if stage.margin is not None:
@@ -65,7 +69,7 @@ def _curves(record: AlignmentRecord, metric: str, *, name: str, title: str, look
                 [step for step, _ in points],
                 [value for _, value in points],
                 color=colour(i),
-                # Every training batch is a point, so markers would hide the line.
+                # A point per training batch: markers would hide the line.
                 marker=marker(i) if i else None,
                 linewidth=1.6,
             )

@@ -53,6 +53,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write(tmp_path / "answers.jsonl", [{"prompt": p, "completion": " The fox."} for p in prompts])
     pairs = [{"prompt": p, "chosen": " The old fox.", "rejected": " home home"} for p in prompts]
     write(tmp_path / "pairs.jsonl", pairs)
+    whole = [{name: row["prompt"] + row[name] for name in ("chosen", "rejected")} for row in pairs]
+    write(tmp_path / "whole.jsonl", whole)
     talks = [
         {name: [{"role": role, "content": row[name].strip()}] for name, role in SPEAKERS.items()}
         for row in pairs
@@ -133,6 +135,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
     [
         ("reward-model", "eval_margin", "pairs.jsonl"),
         ("dpo", "eval_rewards/margins", "talks.jsonl"),
+        ("dpo", "eval_rewards/margins", "whole.jsonl"),
     ],
 )
 def test_scores_of_held_out_pairs_are_those_of_trl(stage, margin, rows, model, place, capsys):
