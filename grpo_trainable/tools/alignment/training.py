@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,7 +104,9 @@ def train(run: Run, trainer: Any, checkpoint: Path | None) -> None:
         Diverged: The loss is not a number.
         OSError: A file cannot be written.
     """
-    with _stop_on_signal() as stop:
+    with warnings.catch_warnings(), _stop_on_signal() as stop:
+        # TRL uses a name that newer versions of transformers deprecate.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     state = trainer.state
