@@ -117,20 +117,22 @@ def _main(argv: list[str]) -> int:
     # The libraries read these variables when they are imported.
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     try:
-        run, notes = _planned(args)
+        run = _planned(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
     with _held(run) as is_new:
-        if run.is_complete:
+        if run.trained_model.is_dir():
             print(f"{run.out}: was complete already")
-            return _told(run)
-        for note in notes:
-            print(note, flush=True)
-        return _run(run, argv, is_new=is_new)
+        else:
+            status = _train(run, argv, is_new=is_new)
+            if status != OK:
+                return status
+        _print_answer(run)
+        return OK
 
 
-def _planned(args: argparse.Namespace) -> tuple[Run, list[str]]:
-    """Check the options and files, and return the run with notes about its data.
+def _planned(args: argparse.Namespace) -> Run:
+    """Check the options and files, and return the run.
 
     Raises:
         ValueError: An option or a file is wrong. The message is one line.
@@ -138,7 +140,7 @@ def _planned(args: argparse.Namespace) -> tuple[Run, list[str]]:
     from grpo_trainable.tools.alignment.base_model import base_model, context_of
     from grpo_trainable.tools.alignment.run import Run
     from grpo_trainable.tools.alignment.trainer_settings import (
-        convert_settings,
+        converted,
         refuse_beyond_context,
         split_assignments,
     )
@@ -151,21 +153,22 @@ def _planned(args: argparse.Namespace) -> tuple[Run, list[str]]:
     except ValueError as error:
         raise ValueError(f"--model {error}") from None
     train, held_out = _rows(args, model, template="chat_template_path" in texts)
-    settings = convert_settings(stage, texts)
-    refuse_beyond_context(settings, context_of(model))
-    run = Run(
+    import trl  # pyright: ignore[reportMissingImports]
+
+    context = context_of(model)
+    settings = converted(getattr(trl, stage.config), texts)
+    refuse_beyond_context(settings, context)
+    return Run(
         stage=stage,
         model=model,
         train=train,
         held_out=held_out,
         seed=args.seed,
-        context=context_of(model),
+        context=context,
         settings=settings,
         asked=_asked(args, model, texts),
         out=Path(args.out).expanduser().absolute(),
     )
-    unused = ", ".join(dict.fromkeys([*train.unused, *held_out.unused]))
-    return run, [f"columns that are not used: {unused}"] if unused else []
 
 
 def _refuse_missing_extra() -> None:
@@ -244,20 +247,8 @@ def _held(run: Run) -> Iterator[bool]:
         yield is_new
 
 
-def _run(run: Run, argv: Sequence[str], *, is_new: bool) -> int:
-    """Train, measure and write the result. Finished parts are not repeated."""
-    if not run.trained_model.is_dir():
-        status = _train(run, is_new=is_new)
-        if status != OK:
-            return status
-    try:
-        _measure(run, argv)
-    except OSError as error:
-        return _failed(f"{error.filename or run.out}: {error.strerror or error}")
-    return _told(run)
-
-
-def _train(run: Run, *, is_new: bool) -> int:
+def _train(run: Run, argv: Sequence[str], *, is_new: bool) -> int:
+    """Train, measure and write the result."""
     from grpo_trainable.tools.alignment.run import TENSORBOARD
 
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.out / TENSORBOARD)
@@ -266,7 +257,7 @@ def _train(run: Run, *, is_new: bool) -> int:
         Interrupted,
         RefusedByTRL,
         build_trainer,
-        dropped_rows,
+        notes_on_data,
         train,
     )
 
@@ -278,50 +269,53 @@ def _train(run: Run, *, is_new: bool) -> int:
             run.abandon()  # so the corrected command can use the same directory
         raise UsageError(str(error)) from None
     begun = "" if checkpoint is None else f", from {checkpoint.name}"
+    notes = notes_on_data(run, trainer)
     print(
         f"{run.stage.name}: {plural(len(run.train.rows), 'row')} to train on, "
         f"{len(run.held_out.rows)} held out, on {trainer.args.device.type}{begun}",
-        *dropped_rows(run, trainer),
+        *notes,
         sep="\n",
         flush=True,
     )
+    name = command_line.program("align")
     try:
-        train(run, trainer, checkpoint)
+        train(trainer, checkpoint)
+        _finish(run, trainer, notes, argv)
     except Interrupted as stopped:
-        name = command_line.program("align")
         print(f"{name}: interrupted {stopped}; the same command continues there", file=sys.stderr)
         return INTERRUPTED
     except Diverged as error:
-        return _failed(str(error))
+        print(f"{name}: {error}", file=sys.stderr)
+        return FAILED
     except OSError as error:
-        return _failed(f"{error}; the same command continues from the newest checkpoint")
+        print(
+            f"{name}: {error}; the same command continues from the newest checkpoint",
+            file=sys.stderr,
+        )
+        return FAILED
     return OK
 
 
-def _failed(reason: str) -> int:
-    print(f"{command_line.program('align')}: {reason}", file=sys.stderr)
-    return FAILED
-
-
-def _measure(run: Run, argv: Sequence[str]) -> None:
+def _finish(run: Run, trainer: Any, notes: Sequence[str], argv: Sequence[str]) -> None:
+    """Measure the trained model, and write the result and the model."""
     from grpo_trainable.tools.alignment.measuring import measure
+    from grpo_trainable.tools.alignment.training import save_model
     from reports.alignment.files import write_result
     from reports.alignment.record import AlignmentRecord
 
-    training = run.read_training()
-    held_out = measure(
-        run, beta=training["beta"], max_length=training["max_length"], batch=training["batch"]
-    )
     record = AlignmentRecord(
         name=run.out.name,
         asked=run.asked,
-        training=training,
-        held_out=held_out,
         train_rows=len(run.train.rows),
-        held_out_rows=len(run.held_out.rows),
+        steps=trainer.state.max_steps,
+        parameters=trainer.model.num_parameters(),
+        log=trainer.state.log_history,
+        held_out=measure(run, trainer),
+        notes=notes,
         origin=_origin(argv),
     )
     write_result(run.out, record)
+    save_model(run, trainer)
 
 
 def _origin(argv: Sequence[str]) -> dict[str, Any]:
@@ -338,7 +332,7 @@ def _origin(argv: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _told(run: Run) -> int:
+def _print_answer(run: Run) -> None:
     """Print the answer and the paths of a complete run."""
     from reports.alignment.files import PAGE
 
@@ -348,7 +342,6 @@ def _told(run: Run) -> int:
     if run.stage.writes_text:
         path = shlex.quote(str(run.trained_model))
         print(f"to train from it: --set model.path={path}", flush=True)
-    return OK
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Write the files of an alignment run. `result.json` is written last."""
+"""Write the files of an alignment run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,31 +30,21 @@ def write_result(out: Path, record: AlignmentRecord) -> None:
 
 
 def result_data(record: AlignmentRecord) -> dict[str, Any]:
-    """Return the figures of a run as JSON data, leaving out figures that the run does not have."""
+    """Return the figures of a run as JSON data."""
+    accuracy = record.accuracy
     return {
         "format": FORMAT,
         "answer": record.answer,
         "train_rows": record.train_rows,
         "held_out_rows": len(record.held_out),
-        "steps": record.training["steps"],
-        "level": LEVEL,
-        **_figures(record),
+        "steps": record.steps,
+        **{name: {"first": a, "last": b} for name, (a, b) in record.figures.items()},
+        "accuracy": None if accuracy is None else {**asdict(accuracy), "level": LEVEL},
         "problems": record.problems,
         "asked": dict(record.asked),
         **record.origin,
+        "log": list(record.log),
     }
-
-
-def _figures(record: AlignmentRecord) -> Mapping[str, Any]:
-    losses = {
-        name: {"first": points[0][1], "last": points[-1][1]}
-        for name, metric in (("train_loss", "loss"), ("held_out_loss", "eval_loss"))
-        if (points := record.series(metric))
-    }
-    if record.accuracy is None:
-        return losses
-    margin = sum(record.margins) / len(record.margins)
-    return {**losses, "accuracy": asdict(record.accuracy), "margin": margin}
 
 
 def _write(path: Path, text: str) -> None:

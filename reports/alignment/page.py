@@ -8,14 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from grpo_trainable.tasks.messages import as_text
 from grpo_trainable.text import plural, written
-from grpo_trainable.tools.alignment.held_out import HeldOutRow
+from grpo_trainable.tools.alignment.rows import MeasuredRow
 from reports.alignment.record import AlignmentRecord
 from reports.document import NO_PLOTS, document, figure
 from reports.markup import escaped, html_list, html_table, moment, shortened
 
 EXAMPLES = 8
-FIGURES = ("figure", "first", "last", "95% interval")
+TITLES = {
+    "training_loss": "training loss",
+    "held_out_loss": "held-out loss",
+    "held_out_accuracy": "held-out accuracy",
+    "held_out_margin": "held-out margin",
+}
 
 
 def render_page(record: AlignmentRecord) -> str:
@@ -34,12 +40,12 @@ def render_page(record: AlignmentRecord) -> str:
 
 
 def _head(record: AlignmentRecord) -> str:
-    asked, training = record.asked, record.training
+    asked = record.asked
     facts = [
-        f"{record.stage.trainer} of TRL, from {asked['model']}: {training['parameters']:,} "
-        f"parameters, {plural(training['steps'], 'gradient step')}, seed {asked['seed']}",
+        f"{record.stage.trainer} of TRL, from {asked['model']}: {record.parameters:,} parameters, "
+        f"{plural(record.steps, 'gradient step')}, seed {asked['seed']}",
         f"{asked['train_file']}: {plural(record.train_rows, 'row')} to train on, "
-        f"{record.held_out_rows} held out",
+        f"{len(record.held_out)} held out",
     ]
     if created := record.origin.get("created"):
         facts.append(f"finished {moment(created)}")
@@ -59,46 +65,23 @@ def _problems(problems: Sequence[str]) -> str:
     )
 
 
-def figure_rows(record: AlignmentRecord) -> list[tuple[str, str, str, str]]:
-    """Return a row for each figure, with the columns `FIGURES`."""
-    stage, accuracy = record.stage, record.accuracy
-    metrics = {"training loss": "loss", "held-out loss": "eval_loss"}
-    if not stage.has_pairs:
-        metrics["held-out token accuracy"] = f"eval_{stage.accuracy}"
-    rows = [
-        (title, *_first_and_last(record, metric), "")
-        for title, metric in metrics.items()
-        if record.series(metric)
-    ]
-    if accuracy is not None:
-        first, _ = _first_and_last(record, f"eval_{stage.accuracy}")
-        interval = f"{accuracy.low:.3f} to {accuracy.high:.3f}"
-        rows.append(("held-out accuracy", first, f"{accuracy.value:.3f}", interval))
-        first, _ = _first_and_last(record, f"eval_{stage.margin}")
-        mean = sum(record.margins) / len(record.margins)
-        rows.append(("held-out margin", first, written(mean, "{:.3f}"), ""))
-    return rows
-
-
-def _first_and_last(record: AlignmentRecord, metric: str) -> tuple[str, str]:
-    values = [value for _, value in record.series(metric)]
-    return (written(values[0], "{:.3f}"), written(values[-1], "{:.3f}")) if values else ("", "")
-
-
 def _figures_section(record: AlignmentRecord) -> str:
     note = "The first held-out figures are those of the initial model. The loss is TRL's"
     if record.stage.has_pairs:
         note += (
-            ". The last accuracy and margin describe the files of the trained model. A pair counts "
-            "as right if its chosen response has the higher score. The interval is Wilson's: it "
-            "says how much the accuracy would vary with other held-out pairs of the same kind, and "
-            "does not cover another training run."
+            ". A pair counts as right if its chosen response has the higher score. The interval of "
+            "the accuracy is Wilson's: it says how much the accuracy would vary with other "
+            "held-out pairs of the same kind, and does not cover another training run."
         )
     else:
         note += ", in nats per token."
+    rows = [
+        (TITLES[name], *("" if value is None else written(value, "{:.3f}") for value in values))
+        for name, values in record.figures.items()
+    ]
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'
-        f"{html_table(FIGURES, figure_rows(record), figures=True)}\n"
+        f"{html_table(('figure', 'first', 'last'), rows, figures=True)}\n"
         f'<p class="note">{escaped(note)}</p>\n</section>'
     )
 
@@ -118,10 +101,7 @@ def _plots_section(record: AlignmentRecord) -> tuple[str, list[str]]:
     return f'<section id="plots">\n<div class="plots">\n{figures}\n</div>\n</section>', []
 
 
-# ---- Examples --------------------------------------------------------------------------------
-
-
-def examples(record: AlignmentRecord) -> list[HeldOutRow]:
+def examples(record: AlignmentRecord) -> list[MeasuredRow]:
     """Return held-out rows for the page.
 
     Half of the examples are the first rows of the file. The others are the pairs with the lowest
@@ -145,33 +125,25 @@ def _examples_section(record: AlignmentRecord) -> str:
     )
 
 
-def _card(number: int, row: HeldOutRow) -> str:
-    margin = row.margin
+def _card(number: int, row: MeasuredRow) -> str:
     title = f"Example {number}"
-    if margin is not None:
-        verdict = "right" if margin > 0 else "wrong"
-        title += f": {verdict}, margin {written(margin, '{:.3f}')}"
+    if row.margin is not None:
+        verdict = "right" if row.margin > 0 else "wrong"
+        title += f": {verdict}, margin {written(row.margin, '{:.3f}')}"
     texts = "".join(
-        f"<div><h4>{escaped(name)}</h4><pre>{shortened(text)}</pre></div>"
-        for name, text in _texts(row)
+        f"<h4>{escaped(name)}</h4><pre>{shortened(text)}</pre>" for name, text in _texts(row)
     )
-    return (
-        f"<article><h3>{escaped(title)}</h3>\n<h4>Prompt</h4><pre>{shortened(row.prompt)}</pre>\n"
-        f'<div class="pair">{texts}</div></article>\n'
-    )
+    return f"<article><h3>{escaped(title)}</h3>\n{texts}</article>\n"
 
 
-def _texts(row: HeldOutRow) -> Iterator[tuple[str, str]]:
-    if row.rejected is None:
-        yield "Response of the file", row.chosen
-    else:
-        yield f"Chosen, score {row.chosen_score:.3f}", row.chosen
-        yield f"Rejected, score {row.rejected_score:.3f}", row.rejected
+def _texts(row: MeasuredRow) -> Iterator[tuple[str, str]]:
+    """Yield the heading and the text of each column, and of the new response."""
+    names = ("chosen", "rejected")
+    scores = {} if row.scores is None else dict(zip(names, row.scores, strict=True))
+    for name, value in row.row.items():
+        yield f"{name}, score {scores[name]:.3f}" if name in scores else name, as_text(value)
     if row.response is not None:
-        yield "Most likely response after training", row.response
-
-
-# ---- Settings, origin ------------------------------------------------------------------------
+        yield "most likely response after training", row.response
 
 
 def _settings_section(record: AlignmentRecord) -> str:

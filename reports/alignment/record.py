@@ -1,4 +1,4 @@
-"""An alignment run: what was asked for, the log of the trainer, and the held-out rows."""
+"""An alignment run: what was asked for, the log of the trainer, and the measured rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_trainable.text import plural
-from grpo_trainable.tools.alignment.held_out import HeldOutRow
+from grpo_trainable.tools.alignment.rows import MeasuredRow
 from grpo_trainable.tools.alignment.stages import STAGES, Stage
 from reports.intervals import Estimate, wilson
 
@@ -18,10 +18,12 @@ class AlignmentRecord:
 
     name: str  # the directory's name
     asked: Mapping[str, Any]  # stage, model, files, seed, settings
-    training: Mapping[str, Any]  # steps, parameters, notes, and the log of the trainer
-    held_out: Sequence[HeldOutRow]
     train_rows: int
-    held_out_rows: int  # before rows that are too long were left out
+    steps: int
+    parameters: int
+    log: Sequence[Mapping[str, Any]]  # of TRL's trainer
+    held_out: Sequence[MeasuredRow]
+    notes: Sequence[str] = ()  # about the data
     origin: Mapping[str, Any] = field(default_factory=dict)  # command, commit, machine, packages, …
 
     @property
@@ -34,8 +36,7 @@ class AlignmentRecord:
 
         A resumed run measures the held-out rows again. Only the last value of a step counts.
         """
-        log = self.training["log"]
-        return sorted({row["step"]: row[metric] for row in log if metric in row}.items())
+        return sorted({row["step"]: row[metric] for row in self.log if metric in row}.items())
 
     @property
     def margins(self) -> list[float]:
@@ -51,14 +52,35 @@ class AlignmentRecord:
         return wilson(sum(margin > 0 for margin in margins) / len(margins), len(margins))
 
     @property
+    def figures(self) -> dict[str, tuple[float | None, float]]:
+        """The first and the last value of each figure.
+
+        The last accuracy and margin are computed from single pairs. TRL logs means over batches.
+        """
+        accuracy, margins = self.accuracy, self.margins
+        found: dict[str, tuple[float | None, float]] = {
+            name: (points[0][1], points[-1][1])
+            for name, metric in (("training_loss", "loss"), ("held_out_loss", "eval_loss"))
+            if (points := self.series(metric))
+        }
+        if accuracy is not None:
+            mean = sum(margins) / len(margins)
+            for name, metric, last in (
+                ("held_out_accuracy", self.stage.accuracy, accuracy.value),
+                ("held_out_margin", self.stage.margin, mean),
+            ):
+                points = self.series(f"eval_{metric}")
+                found[name] = (points[0][1] if points else None, last)
+        return found
+
+    @property
     def answer(self) -> str:
-        """The result in one or two sentences."""
+        """The result in one sentence."""
         accuracy = self.accuracy
         if accuracy is None:
-            losses = self.series("eval_loss")
-            if not losses:
+            first, last = self.figures.get("held_out_loss", (None, None))
+            if first is None or last is None:
                 return "The held-out loss was not measured."
-            (_, first), (_, last) = losses[0], losses[-1]
             moved = "fell" if last < first else "did not fall"
             return f"The held-out loss {moved}: from {first:.3f} to {last:.3f} nats per token."
         scorer = "policy" if self.stage.writes_text else "reward model"
@@ -77,17 +99,11 @@ class AlignmentRecord:
     @property
     def problems(self) -> list[str]:
         """Reasons to doubt the figures, one line each."""
-        found = list(self.training["notes"])
-        left_out = self.held_out_rows - len(self.held_out)
-        if left_out:
-            found.append(
-                f"{left_out} of {self.held_out_rows} held-out rows are longer than "
-                f"max_length={self.training['max_length']}, so they have no score"
-            )
         ties = self.margins.count(0.0)
-        if ties:
-            found.append(
-                f"both responses of {plural(ties, 'held-out pair')} have the same score; these "
-                "pairs count as wrong"
-            )
-        return found
+        if not ties:
+            return list(self.notes)
+        return [
+            *self.notes,
+            f"both responses of {plural(ties, 'held-out pair')} have the same score; these pairs "
+            "count as wrong",
+        ]

@@ -1,5 +1,5 @@
 """Train by TRL before and beside GRPO: fine-tuned policies, reward models and DPO.
 
 `launch/align.py` runs this package. `reports.alignment` turns the results into figures and a page.
-Only `trainer_settings.py`, `training.py` and `measuring.py` import trl and transformers.
+Only `training.py` and `measuring.py` import trl.
 """

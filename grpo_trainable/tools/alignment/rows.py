@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any
 
 from grpo_trainable.tasks.messages import (
     NO_PROMPT,
@@ -13,11 +13,9 @@ from grpo_trainable.tasks.messages import (
     mistake_in_messages,
     mistake_in_prompt,
 )
-from grpo_trainable.tasks.row_files import rows_in
+from grpo_trainable.tasks.row_files import Row, rows_in
 from grpo_trainable.text import plural
 from grpo_trainable.tools.alignment.stages import Stage
-
-Row: TypeAlias = Mapping[str, Any]
 
 HELD_OUT_SHARE = 0.1  # held-out share of the rows, but at most MOST_HELD_OUT rows
 MOST_HELD_OUT = 1000
@@ -38,6 +36,20 @@ class Rows:
         """The columns and the kind of values, as a phrase."""
         kind = "conversations" if self.conversations else "texts"
         return f"{_listed(tuple(self.rows[0]))} as {kind}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow:
+    """A held-out row with the scores and the response of the trained model."""
+
+    row: Row
+    scores: tuple[float, float] | None = None  # of the chosen and the rejected response
+    response: str | None = None  # the most likely response of the trained policy
+
+    @property
+    def margin(self) -> float | None:
+        """The score of the chosen response minus the score of the rejected response."""
+        return None if self.scores is None else self.scores[0] - self.scores[1]
 
 
 def read_rows(option: str, path: str, stage: Stage) -> Rows:
@@ -147,7 +159,5 @@ def hold_out(rows: Rows, seed: int) -> tuple[Rows, Rows]:
     parts: tuple[list[Row], list[Row]] = ([], [])
     for i, row in enumerate(rows.rows):
         parts[i in held_out].append(row)
-    train, other = (
-        Rows(rows=part, conversations=rows.conversations, unused=rows.unused) for part in parts
-    )
+    train, other = (replace(rows, rows=part) for part in parts)
     return train, other

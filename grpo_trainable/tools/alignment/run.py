@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.tools.alignment.rows import Rows
 from grpo_trainable.tools.alignment.stages import Stage
 from grpo_trainable.tools.asked import record_or_match
 
 ASKED = "align.json"
 CHECKPOINTS, TENSORBOARD = "checkpoints", "tensorboard"
-MODEL, TRAINING = "model", "training.json"
-RESULT = "result.json"  # written last
+RESULT = "result.json"
+MODEL = "model"  # written last
 # Transformers writes this file last. A checkpoint without it is incomplete.
 STATE = "trainer_state.json"
 
@@ -60,13 +59,8 @@ class Run:
                 directory.rmdir()
 
     @property
-    def is_complete(self) -> bool:
-        """True if nothing remains to be done."""
-        return (self.out / RESULT).is_file()
-
-    @property
     def trained_model(self) -> Path:
-        """Directory of the trained model. It exists only when training is complete."""
+        """Directory of the trained model. It exists only if the run is complete."""
         return self.out / MODEL
 
     def newest_checkpoint(self) -> Path | None:
@@ -77,32 +71,15 @@ class Run:
         """
         found: dict[int, Path] = {}
         for directory in (self.out / CHECKPOINTS).glob("checkpoint-*"):
-            state = _read_state(directory / STATE)
-            if state is None:
+            try:
+                state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+            except (FileNotFoundError, ValueError):
                 shutil.rmtree(directory)
-            elif state["global_step"] < state["max_steps"]:
+                continue
+            if state["global_step"] < state["max_steps"]:
                 found[state["global_step"]] = directory
         return found[max(found)] if found else None
-
-    def write_training(self, training: Mapping[str, Any]) -> None:
-        """Write the log of a completed training, with facts about its data."""
-        with replacing(self.out / TRAINING, durable=True) as file:
-            file.write(json.dumps(training, indent=1).encode() + b"\n")
-
-    def read_training(self) -> dict[str, Any]:
-        """Return what `write_training` wrote."""
-        return json.loads((self.out / TRAINING).read_text(encoding="utf-8"))
 
     def read_result(self) -> dict[str, Any]:
         """Return the content of the result of a complete run."""
         return json.loads((self.out / RESULT).read_text(encoding="utf-8"))
-
-
-def _read_state(path: Path) -> dict[str, Any] | None:
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    counts = ("global_step", "max_steps")
-    whole = isinstance(state, dict) and all(isinstance(state.get(key), int) for key in counts)
-    return state if whole else None

@@ -12,20 +12,16 @@ class Stage:
     name: str  # on the command line
     trainer: str  # class in TRL
     config: str  # class in TRL
-    head: str  # auto class in transformers that reads the trained model
+    writes_text: bool  # True: the trained model is a language model. False: a reward model
     layouts: tuple[tuple[str, ...], ...]  # columns of a row, for each valid layout
-    accuracy: str  # TRL's name for the metric
-    margin: str | None = None  # TRL's name for the metric; None: rows are not pairs
+    # TRL's names for metrics of pairs. None: rows are not pairs.
+    accuracy: str | None = None
+    margin: str | None = None
 
     @property
     def has_pairs(self) -> bool:
         """True if a row has a chosen and a rejected response."""
         return self.margin is not None
-
-    @property
-    def writes_text(self) -> bool:
-        """True if the trained model is a language model."""
-        return self.head == "AutoModelForCausalLM"
 
 
 _PAIRS = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
@@ -36,15 +32,14 @@ STAGES = {
             name="sft",
             trainer="SFTTrainer",
             config="SFTConfig",
-            head="AutoModelForCausalLM",
+            writes_text=True,
             layouts=(("prompt", "completion"), ("messages",), ("text",)),
-            accuracy="mean_token_accuracy",
         ),
         Stage(
             name="reward-model",
             trainer="RewardTrainer",
             config="RewardConfig",
-            head="AutoModelForSequenceClassification",
+            writes_text=False,
             layouts=_PAIRS,
             accuracy="accuracy",
             margin="margin",
@@ -53,7 +48,7 @@ STAGES = {
             name="dpo",
             trainer="DPOTrainer",
             config="DPOConfig",
-            head="AutoModelForCausalLM",
+            writes_text=True,
             layouts=_PAIRS,
             accuracy="rewards/accuracies",
             margin="rewards/margins",

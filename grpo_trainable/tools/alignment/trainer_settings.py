@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from grpo_trainable.text import did_you_mean
-from grpo_trainable.tools.alignment.stages import Stage
 
 TRL_MAX_LENGTH = 1024  # TRL's default
 SHARE_LOGGED, SHARE_MEASURED = 0.01, 0.1  # of all steps: from one log, or measurement, to the next
@@ -54,17 +53,6 @@ def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def convert_settings(stage: Stage, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Convert the text of each value to the type that the config of the stage needs.
-
-    Raises:
-        ValueError: As in `converted`.
-    """
-    import trl  # pyright: ignore[reportMissingImports]
-
-    return converted(getattr(trl, stage.config), texts)
-
-
 def converted(config_class: Any, texts: Mapping[str, str]) -> dict[str, Any]:
     """Convert the text of each value to the type of the field.
 
@@ -78,6 +66,8 @@ def converted(config_class: Any, texts: Mapping[str, str]) -> dict[str, Any]:
         ValueError: If there is no such field, or the field cannot have the value. The message is
             one line that names the option.
     """
+    from transformers import HfArgumentParser
+
     names = {field.name for field in fields(config_class) if field.init}
     for key in texts.keys() - names:
         near = did_you_mean(key, names)
@@ -85,30 +75,20 @@ def converted(config_class: Any, texts: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError(
             f"--set {key}: {config_class.__name__} of TRL has no such field{suggestion}"
         )
-    parser = _parser(config_class)
+    parser = HfArgumentParser(config_class, add_help=False, exit_on_error=False)
     hints = get_type_hints(config_class)
-    return {key: _value(parser, hints[key], key, text) for key, text in texts.items()}
-
-
-def _parser(config_class: Any) -> argparse.ArgumentParser:
-    from transformers import HfArgumentParser
-
-    class Parser(HfArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise ValueError(message.partition(": ")[2] or message)
-
-    return Parser(config_class, add_help=False, allow_abbrev=False)
-
-
-def _value(parser: argparse.ArgumentParser, hint: Any, key: str, text: str) -> Any:
-    if text.lower() == "none" and type(None) in get_args(hint):
-        return None
-    is_list = any(action.dest == key and action.nargs == "+" for action in parser._actions)
-    words = [f"--{key}", *text.split(",")] if is_list else [f"--{key}={text}"]
-    try:
-        return getattr(parser.parse_known_args(words)[0], key)
-    except ValueError as error:
-        raise ValueError(f"--set {key}={text}: {error}") from None
+    found = {}
+    for key, text in texts.items():
+        if text.lower() == "none" and type(None) in get_args(hints[key]):
+            found[key] = None
+            continue
+        is_list = any(action.dest == key and action.nargs == "+" for action in parser._actions)
+        words = [f"--{key}", *text.split(",")] if is_list else [f"--{key}={text}"]
+        try:
+            found[key] = getattr(parser.parse_known_args(words)[0], key)
+        except argparse.ArgumentError as error:
+            raise ValueError(f"--set {key}={text}: {error.message}") from None
+    return found
 
 
 def refuse_beyond_context(settings: Mapping[str, Any], context: int | None) -> None:

@@ -14,6 +14,7 @@ import torch
 from hf_models import write_hf_model
 from safetensors.torch import load_file
 
+from grpo_trainable.models.tokenizer import END_OF_TEXT
 from launch import align
 
 pytest.importorskip("trl", reason="needs the extra align")
@@ -82,8 +83,7 @@ def result(out: Path) -> dict[str, Any]:
 
 
 def logged(out: Path, metric: str) -> list[float]:
-    log = json.loads((out / "training.json").read_text())["log"]
-    return [row[metric] for row in log if metric in row]
+    return [row[metric] for row in result(out)["log"] if metric in row]
 
 
 def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
@@ -102,15 +102,15 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
     assert list((place / "whole" / "tensorboard").glob("events.*"))
     assert "<script" not in (place / "whole" / "report.html").read_text()
 
-    ended = training._Progress.on_step_end
+    ended = training.EndTraining.on_step_end
 
     def interrupt(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None:
-        ended(self, args, state, control, **others)
         if state.global_step == 3:
             os.kill(os.getpid(), signal.SIGINT)
+        ended(self, args, state, control, **others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training._Progress, "on_step_end", interrupt)
+        patched.setattr(training.EndTraining, "on_step_end", interrupt)
         assert run("sft", model, "answers.jsonl", "parted") == 130
     assert "interrupted after step 3 of 6" in capsys.readouterr().err
     assert not (place / "parted" / "model").exists()
@@ -130,28 +130,64 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
     assert (place / "parted" / "result.json").read_bytes() == before
 
 
+def rendered(row: dict[str, Any], response: str) -> str:
+    """Return the text of a held-out row with one of its responses, as TRL tokenizes it."""
+    prompt, said = row.get("prompt", ""), row[response]
+    if isinstance(said, str):
+        return f"{prompt}{said}{END_OF_TEXT}"
+    return "".join(f"{message['role']}: {message['content']}\n" for message in prompt + said)
+
+
+def score(directory: Path, text: str, *, reward: bool) -> float:
+    """Return the output of a reward model, or the log-prob of a text under a policy."""
+    kind = "SequenceClassification" if reward else "CausalLM"
+    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(directory)
+    ids = transformers.AutoTokenizer.from_pretrained(directory)(text, return_tensors="pt").input_ids
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+    if reward:
+        return logits.item()
+    log_probs = logits[:, :-1].log_softmax(-1)
+    return log_probs.gather(-1, ids[:, 1:].unsqueeze(-1)).sum().item()
+
+
 @pytest.mark.parametrize(
-    ("stage", "margin", "rows"),
+    ("stage", "margin", "rows", "settings"),
     [
-        ("reward-model", "eval_margin", "pairs.jsonl"),
-        ("dpo", "eval_rewards/margins", "talks.jsonl"),
-        ("dpo", "eval_rewards/margins", "whole.jsonl"),
+        ("reward-model", "eval_margin", "pairs.jsonl", {}),
+        (
+            "dpo",
+            "eval_rewards/margins",
+            "talks.jsonl",
+            {"beta": 0.2, "precompute_ref_log_probs": "true"},
+        ),
+        ("dpo", "eval_rewards/margins", "whole.jsonl", {"beta": 0.2}),
     ],
 )
-def test_scores_of_held_out_pairs_are_those_of_trl(stage, margin, rows, model, place, capsys):
-    assert run(stage, model, rows, "out") == 0
-    found = result(place / "out")
+def test_margins_of_held_out_pairs_are_those_of_the_written_model(
+    stage, margin, rows, settings, model, place
+):
+    out = place / "out"
+    assert run(stage, model, rows, "out", **settings) == 0
+    found = result(out)
     assert found["accuracy"]["value"] == 1.0
-    (last,) = logged(place / "out", margin)[-1:]
-    assert found["margin"] == pytest.approx(last, rel=1e-4)
+    first, *_, last = logged(out, margin)
+    assert found["held_out_margin"] == pytest.approx({"first": first, "last": last}, rel=1e-4)
     assert last > 0.1
-    (first,) = logged(place / "out", margin)[:1]
     if stage == "dpo":  # before training, the policy is the reference
-        assert first == 0.0
-    pairs = [json.loads(line) for line in (place / "out" / "held_out.jsonl").open()]
+        assert first == pytest.approx(0, abs=1e-5)
+    pairs = [json.loads(line) for line in (out / "held_out.jsonl").open()]
     assert len(pairs) == found["held_out_rows"] == 2
-    assert all(pair["margin"] > 0 for pair in pairs)
-    assert (pairs[0]["response"] is None) == (stage == "reward-model")
+    row = pairs[0]["row"]
+    reward = stage == "reward-model"
+    texts = [rendered(row, response) for response in ("chosen", "rejected")]
+    chosen, rejected = (score(out / "model", text, reward=reward) for text in texts)
+    expected = chosen - rejected
+    if not reward:  # the log-prob of the prompt cancels
+        chosen, rejected = (score(model, text, reward=False) for text in texts)
+        expected = 0.2 * (expected - (chosen - rejected))
+    assert pairs[0]["margin"] == pytest.approx(expected, abs=1e-4)
+    assert (pairs[0]["response"] is not None) == ("prompt" in row and not reward)
 
 
 @pytest.mark.parametrize(

@@ -7,29 +7,32 @@ from typing import Any
 
 import pytest
 
-from grpo_trainable.tools.alignment.held_out import HeldOutRow
+from grpo_trainable.tools.alignment.rows import MeasuredRow
 from reports.alignment.files import result_data, write_result
-from reports.alignment.page import examples, figure_rows, render_page
+from reports.alignment.page import examples, render_page
 from reports.alignment.record import AlignmentRecord
 
 
-def pair(margin: float, prompt: str = "a prompt") -> HeldOutRow:
-    return HeldOutRow(
-        prompt=prompt, chosen="yes", rejected="no", chosen_score=margin + 0.25, rejected_score=0.25
-    )
+def pair(margin: float, prompt: str = "a prompt") -> MeasuredRow:
+    row = {"prompt": prompt, "chosen": "yes", "rejected": "no"}
+    return MeasuredRow(row=row, scores=(margin + 0.25, 0.25))
 
 
 def record(
-    held_out: list[HeldOutRow], log: list[dict[str, Any]], stage: str = "reward-model", **facts: Any
+    held_out: list[MeasuredRow],
+    log: list[dict[str, Any]],
+    stage: str = "reward-model",
+    notes: tuple[str, ...] = (),
 ) -> AlignmentRecord:
-    training = {"steps": 10, "parameters": 1234, "max_length": 64, "notes": [], "log": log}
     return AlignmentRecord(
         name="out",
         asked={"stage": stage, "model": "/m", "train_file": "/rows.jsonl", "seed": 0},
-        training=training | facts,
-        held_out=held_out,
         train_rows=90,
-        held_out_rows=len(held_out),
+        steps=10,
+        parameters=1234,
+        log=log,
+        held_out=held_out,
+        notes=notes,
     )
 
 
@@ -74,19 +77,22 @@ def test_a_resumed_run_measures_again_and_the_last_value_counts():
 
 
 def test_figures_are_first_and_last_values():
-    rows = {row[0]: row[1:] for row in figure_rows(record([pair(1.0), pair(-0.5)], LOG))}
-    assert rows["training loss"] == ("0.600", "0.250", "")
-    assert rows["held-out loss"] == ("0.700", "0.500", "")
-    assert rows["held-out accuracy"][:2] == ("0.500", "0.500")
-    assert rows["held-out margin"] == ("0.000", "0.250", "")
+    own = record([pair(1.0), pair(-0.5)], LOG)
+    assert own.figures == {
+        "training_loss": (0.6, 0.25),
+        "held_out_loss": (0.7, 0.5),
+        "held_out_accuracy": (0.5, 0.5),
+        "held_out_margin": (0.0, 0.25),
+    }
+    assert '<th scope="row">held-out margin</th>' in render_page(own)
 
 
 def test_fine_tuning_is_answered_by_the_held_out_loss():
     log = [{"step": 0, "eval_loss": 3.0}, {"step": 10, "eval_loss": 2.0}]
-    rows = [HeldOutRow(prompt="a", chosen="b", response="c")]
+    rows = [MeasuredRow(row={"text": "b"}, response="c")]
     own = record(rows, log, stage="sft")
     assert own.answer == "The held-out loss fell: from 3.000 to 2.000 nats per token."
-    assert "Most likely response after training" in render_page(own)
+    assert "most likely response after training" in render_page(own)
 
 
 def test_examples_are_the_first_rows_and_the_worst_pairs():
@@ -103,21 +109,23 @@ def test_the_page_escapes_texts_and_loads_nothing():
     assert page.count("<img ") == 4  # loss, accuracy, margin, and the histogram
 
 
-def test_pairs_that_are_too_long_are_told():
-    own = record([], LOG)
-    long = AlignmentRecord(**{**vars(own), "held_out_rows": 3})
-    assert long.problems == [
-        "3 of 3 held-out rows are longer than max_length=64, so they have no score"
-    ]
-    assert "Missing or doubtful" in render_page(long)
-    assert "accuracy" not in result_data(long)
+def test_notes_on_the_data_are_problems():
+    own = record([pair(1.0)], LOG, notes=("3 of 90 training rows do not fit",))
+    assert own.problems == ["3 of 90 training rows do not fit"]
+    assert "Missing or doubtful" in render_page(own)
+
+
+def test_without_a_measurement_the_answer_says_so():
+    own = record([MeasuredRow(row={"text": "b"})], [], stage="sft")
+    assert own.answer == "The held-out loss was not measured."
+    assert result_data(own)["accuracy"] is None
 
 
 def test_the_result_is_written_with_every_row(tmp_path):
     write_result(tmp_path, record([pair(1.0), pair(-0.5)], LOG))
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["accuracy"]["value"] == 0.5
-    assert result["margin"] == 0.25
+    assert result["held_out_margin"] == {"first": 0.0, "last": 0.25}
     assert result["held_out_loss"] == {"first": 0.7, "last": 0.5}
     rows = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
     assert [row["margin"] for row in rows] == [1.0, -0.5]
