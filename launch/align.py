@@ -122,7 +122,7 @@ def _main(argv: list[str]) -> int:
         raise UsageError(str(error)) from None
     with _held(run) as is_new:
         if run.trained_model.is_dir():
-            print(f"{run.out}: was complete already")
+            print(f"{run.out}: is already complete")
         else:
             status = _train(run, argv, is_new=is_new)
             if status != OK:
@@ -282,7 +282,9 @@ def _train(run: Run, argv: Sequence[str], *, is_new: bool) -> int:
         train(trainer, checkpoint)
         _finish(run, trainer, notes, argv)
     except Interrupted as stopped:
-        print(f"{name}: interrupted {stopped}; the same command continues there", file=sys.stderr)
+        print(
+            f"{name}: interrupted {stopped}; the same command continues from there", file=sys.stderr
+        )
         return INTERRUPTED
     except Diverged as error:
         print(f"{name}: {error}", file=sys.stderr)

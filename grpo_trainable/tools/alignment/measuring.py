@@ -28,7 +28,8 @@ def measure(run: Run, trainer: Any) -> list[MeasuredRow]:
     are left out here, too.
     """
     trainer.model.eval()
-    rows, scores = run.held_out.rows, None
+    rows = run.held_out.rows
+    scores: list[tuple[float, float] | None] = [None] * len(rows)
     if run.stage.has_pairs:
         rows = [rows[i] for i in trainer.eval_dataset[ROW]]
         batches = trainer.get_eval_dataloader()
@@ -36,8 +37,8 @@ def measure(run: Run, trainer: Any) -> list[MeasuredRow]:
     answered = rows[: ANSWERED if run.stage.writes_text else 0]
     responses = dict(enumerate(_response(run, trainer, row) for row in answered))
     return [
-        MeasuredRow(row=row, scores=scores and scores[i], response=responses.get(i))
-        for i, row in enumerate(rows)
+        MeasuredRow(row=row, scores=pair, response=responses.get(i))
+        for i, (row, pair) in enumerate(zip(rows, scores, strict=True))
     ]
 
 

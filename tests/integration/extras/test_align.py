@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a directory with rows for every stage, as the current directory."""
     monkeypatch.chdir(tmp_path)
     for name in OFFLINE:
@@ -124,7 +123,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
 
     before = (place / "parted" / "result.json").read_bytes()
     assert run("sft", model, "answers.jsonl", "parted") == 0
-    assert "was complete already" in capsys.readouterr().out
+    assert "is already complete" in capsys.readouterr().out
     assert run("sft", model, "answers.jsonl", "parted", max_steps=7) == 2
     assert "--set max_steps was" in capsys.readouterr().err
     assert (place / "parted" / "result.json").read_bytes() == before
