@@ -45,8 +45,7 @@ def build_trainer(run: Run) -> Any:
     Raises:
         RefusedByTRL: If TRL refuses a setting or a row, or drops every row because of its length.
     """
-    quiet = not sys.stderr.isatty()
-    if quiet:
+    if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     # Otherwise a resume warns that eval_steps, which is a share of all steps, was a number.
@@ -59,7 +58,7 @@ def build_trainer(run: Run) -> Any:
         config = getattr(trl, run.stage.config)(
             output_dir=str(run.out / CHECKPOINTS),
             seed=run.seed,
-            disable_tqdm=quiet,
+            disable_tqdm=True,
             **fields,
         )
         trainer = getattr(trl, run.stage.trainer)(
@@ -68,6 +67,7 @@ def build_trainer(run: Run) -> Any:
             train_dataset=datasets.Dataset.from_list(list(run.train.rows)),
             eval_dataset=datasets.Dataset.from_list(held_out),
         )
+        trainer.remove_callback(transformers.PrinterCallback)  # it prints every metric
     except (ImportError, NotImplementedError, OSError, RuntimeError, ValueError) as error:
         raise RefusedByTRL(f"{run.stage.trainer} of TRL: {one_line(error)}") from error
     if not (len(trainer.train_dataset) and len(trainer.eval_dataset)):
@@ -121,8 +121,8 @@ def save_model(run: Run, trainer: Any) -> None:
         trainer.processing_class.save_pretrained(directory)
 
 
-class EndTraining(TrainerCallback):
-    """Ends the training after a signal, or if a loss is not a number."""
+class Watch(TrainerCallback):
+    """Prints each loss, and ends the training after a signal or if a loss is not a number."""
 
     asked = False  # True: a signal came
 
@@ -145,19 +145,23 @@ class EndTraining(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **others: Any,
     ) -> None:
-        """Raise Diverged if a loss is not a number."""
-        for key in ("loss", "eval_loss"):
-            if math.isnan((logs or {}).get(key, 0.0)):
+        """Print a loss, or raise Diverged if it is not a number."""
+        for key, name in (("loss", "loss"), ("eval_loss", "held-out loss")):
+            loss = (logs or {}).get(key)
+            if loss is None:
+                continue
+            if math.isnan(loss):
                 raise Diverged(
-                    f"{key} is not a number at step {state.global_step}: use a smaller "
+                    f"the {name} is not a number at step {state.global_step}: use a smaller "
                     "learning_rate, and another --out"
                 )
+            print(f"step {state.global_step} of {state.max_steps}: {name} {loss:.4g}", flush=True)
 
 
 @contextmanager
-def _stop_on_signal() -> Iterator[EndTraining]:
+def _stop_on_signal() -> Iterator[Watch]:
     """Let the first Ctrl-C or SIGTERM stop the training, and the second one end it at once."""
-    callback = EndTraining()
+    callback = Watch()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
 

@@ -91,6 +91,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
     from grpo_trainable.tools.alignment import training
 
     assert run("sft", model, "answers.jsonl", "whole") == 0
+    assert "step 6 of 6: held-out loss " in capsys.readouterr().out
     whole = result(place / "whole")
     assert whole["answer"].startswith("The held-out loss fell")
     assert (whole["train_rows"], whole["held_out_rows"]) == (23, 2)
@@ -101,7 +102,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
     assert list((place / "whole" / "tensorboard").glob("events.*"))
     assert "<script" not in (place / "whole" / "report.html").read_text()
 
-    ended = training.EndTraining.on_step_end
+    ended = training.Watch.on_step_end
 
     def interrupt(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None:
         if state.global_step == 3:
@@ -109,7 +110,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
         ended(self, args, state, control, **others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training.EndTraining, "on_step_end", interrupt)
+        patched.setattr(training.Watch, "on_step_end", interrupt)
         assert run("sft", model, "answers.jsonl", "parted") == 130
     assert "interrupted after step 3 of 6" in capsys.readouterr().err
     assert not (place / "parted" / "model").exists()
