@@ -84,7 +84,6 @@ def test_figures_are_first_and_last_values():
         "held_out_accuracy": (0.5, 0.5),
         "held_out_margin": (0.0, 0.25),
     }
-    assert '<th scope="row">held-out margin</th>' in render_page(own)
 
 
 def test_fine_tuning_is_answered_by_the_held_out_loss():
@@ -101,18 +100,9 @@ def test_examples_are_the_first_rows_and_the_worst_pairs():
     assert [row.margin for row in shown] == [1.0, 2.0, 3.0, 4.0, -3.0, -2.0, -1.0, 5.0]
 
 
-def test_the_page_escapes_texts_and_loads_nothing():
-    page = render_page(record([pair(1.0, prompt="<script>alert(1)</script>")], LOG))
-    assert "<script" not in page
-    assert "&lt;script&gt;alert(1)" in page
-    assert "default-src 'none'" in page
-    assert page.count("<img ") == 4  # loss, accuracy, margin, and the histogram
-
-
 def test_notes_on_the_data_are_problems():
     own = record([pair(1.0)], LOG, notes=("3 of 90 training rows do not fit",))
     assert own.problems == ["3 of 90 training rows do not fit"]
-    assert "Missing or doubtful" in render_page(own)
 
 
 def test_without_a_measurement_the_answer_says_so():
@@ -121,12 +111,19 @@ def test_without_a_measurement_the_answer_says_so():
     assert result_data(own)["accuracy"] is None
 
 
-def test_the_result_is_written_with_every_row(tmp_path):
-    write_result(tmp_path, record([pair(1.0), pair(-0.5)], LOG))
+def test_the_result_is_written_with_every_row_and_an_escaped_page(tmp_path):
+    rows = [pair(1.0, prompt="<script>alert(1)</script>"), pair(-0.5)]
+    write_result(tmp_path, record(rows, LOG, notes=("a note",)))
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["accuracy"]["value"] == 0.5
     assert result["held_out_margin"] == {"first": 0.0, "last": 0.25}
     assert result["held_out_loss"] == {"first": 0.7, "last": 0.5}
     rows = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
     assert [row["margin"] for row in rows] == [1.0, -0.5]
-    assert (tmp_path / "report.html").is_file()
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "default-src 'none'" in page
+    assert page.count("<img ") == 4  # loss, accuracy, margin, and the histogram
+    assert '<th scope="row">held-out margin</th>' in page
+    assert "a note" in page
