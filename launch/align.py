@@ -137,7 +137,8 @@ def _planned(args: argparse.Namespace) -> Run:
     Raises:
         ValueError: An option or a file is wrong. The message is one line.
     """
-    from grpo_trainable.tools.alignment.base_model import base_model, context_of
+    from grpo_trainable.models.hf.json_files import context_length, text_config
+    from grpo_trainable.tools.alignment.base_model import base_model
     from grpo_trainable.tools.alignment.run import Run
     from grpo_trainable.tools.alignment.trainer_settings import (
         converted,
@@ -155,7 +156,7 @@ def _planned(args: argparse.Namespace) -> Run:
     train, held_out = _rows(args, model, template="chat_template_path" in texts)
     import trl  # pyright: ignore[reportMissingImports]
 
-    context = context_of(model)
+    context = context_length(text_config(model))
     settings = converted(getattr(trl, stage.config), texts)
     refuse_beyond_context(settings, context)
     return Run(
@@ -212,8 +213,8 @@ def _asked(
     args: argparse.Namespace, model: Path, texts: Mapping[str, str]
 ) -> dict[str, str | int | None]:
     """Return everything that determines the result."""
+    from grpo_trainable.models.hf.files import model_files
     from grpo_trainable.tasks.row_files import data_files
-    from grpo_trainable.tools.alignment.base_model import model_digests
 
     asked: dict[str, str | int | None] = {
         "stage": args.stage,
@@ -223,7 +224,7 @@ def _asked(
         "seed": args.seed,
     }
     asked |= {f"--set {key}": text for key, text in texts.items()}
-    digests = {f"model/{name}": digest for name, digest in model_digests(model).items()}
+    digests = {f"model/{name}": digest_of("--model", model / name) for name in model_files(model)}
     for key, path in (("train_file", args.train_file), ("eval_file", args.eval_file)):
         if path is not None:
             files = data_files(key, path).items()

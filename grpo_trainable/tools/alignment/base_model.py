@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from grpo_trainable.models.directory import WEIGHTS
 from grpo_trainable.models.hf.directory import read_tokenizer, refuse_unusable
-from grpo_trainable.models.hf.files import model_files
 from grpo_trainable.models.hf.json_files import (
-    context_length,
     downloaded,
     has_chat_template,
     is_hub_id,
     is_hugging_face,
     read_json,
-    text_config,
 )
-from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tools.alignment.stages import Stage
 
-OWN_POLICY = "policy.safetensors"  # the weights of a policy of this package
 CLASSIFIER = "ForSequenceClassification"  # end of the names of such architectures
 
 
@@ -36,7 +32,7 @@ def base_model(path: str, stage: Stage) -> Path:
     """
     directory = Path(path).resolve() if Path(path).is_dir() else _download_of(path)
     if not is_hugging_face(directory):
-        if (directory / OWN_POLICY).is_file():
+        if (directory / WEIGHTS).is_file():
             raise ValueError(
                 f"{path}: is a policy of this package; write it as a Hugging Face model first: "
                 f"python launch/export.py {path} OUT"
@@ -58,11 +54,6 @@ def _download_of(path: str) -> Path:
     return directory
 
 
-def context_of(directory: Path) -> int | None:
-    """Return the context length of the model in tokens, or None if config.json has none."""
-    return context_length(text_config(directory))
-
-
 def refuse_missing_template(directory: Path) -> None:
     """Check that the model has a chat template, which conversations need.
 
@@ -74,13 +65,3 @@ def refuse_missing_template(directory: Path) -> None:
             f"{directory}: has no chat template, which conversations need; use a chat model, add "
             "chat_template.jinja to the model, or write the rows as texts"
         )
-
-
-def model_digests(directory: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of the model and its tokenizer, by name.
-
-    Raises:
-        ValueError: If a file cannot be read. The message is one line.
-    """
-    names = sorted(set(model_files(directory)))
-    return {name: digest_of("--model", directory / name) for name in names}
