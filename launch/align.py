@@ -120,7 +120,7 @@ def _main(argv: list[str]) -> int:
         run = _planned(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    with _held(run) as is_new:
+    with _held(run) as is_new, command_line.output_dropped_on_error():
         if run.trained_model.is_dir():
             print(f"{run.out}: is already complete")
         else:

@@ -79,8 +79,8 @@ def notes_on_data(run: Run, trainer: Any) -> list[str]:
     """Return a note about unused columns, and one about each part with rows that are too long."""
     unused = dict.fromkeys([*run.train.unused, *run.held_out.unused])
     notes = [f"columns that are not used: {', '.join(unused)}"] if unused else []
-    if getattr(trainer.args, "packing", False):  # packed rows cannot be counted
-        return notes
+    if any(getattr(trainer.args, name, False) for name in ("packing", "eval_packing")):
+        return notes  # packed rows cannot be counted
     parts = {
         "training": (run.train.rows, trainer.train_dataset),
         "held-out": (run.held_out.rows, trainer.eval_dataset),
