@@ -6,13 +6,20 @@ come with the row. They do not use the trial's actors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ray.tune import Callback
 
 
-def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callback]:
+def grpo_callbacks(
+    *,
+    verbose: bool = False,
+    console: bool = True,
+    trackers: Sequence[str] = (),
+    experiment: str | None = None,
+) -> list[Callback]:
     """Return all callbacks, in the required order, for `tune.RunConfig(callbacks=…)`.
 
     Your own callbacks may come before or after these. They get the same rows, whose values are
@@ -29,6 +36,12 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     Args:
         verbose: Print more lines, such as version changes.
         console: Include the callback that shows the trials on the console.
+        trackers: Send each round to these trackers: "wandb", "mlflow" or "trackio".
+        experiment: Name under which the trackers group the runs. By default, the name of the
+            experiment's directory.
+
+    Raises:
+        TrackerError: A tracker cannot be used.
     """
     from callbacks.bands import BandsCallback
     from callbacks.checkpoints import CheckpointCallback
@@ -44,6 +57,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     from callbacks.stage_timings import StageTimingsCallback
     from callbacks.tensorboard import TensorBoardCallback
     from callbacks.trace import TraceCallback
+    from callbacks.trackers.tracker_callback import TrackerCallback
     from callbacks.trial_files import set_verbose
     from callbacks.unplaceable_trials import UnplaceableTrialsCallback
 
@@ -62,6 +76,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
         *([ConsoleCallback()] if console else []),
         ResultJsonCallback(),
         ProgressCsvCallback(),
+        *(TrackerCallback(name, experiment) for name in trackers),  # they read result.json
         mirror,  # may wait until the object store has the files that the callbacks above wrote
         CheckpointOnInterrupt(mirror.not_copied),
     ]

@@ -261,6 +261,25 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "pbt, the default is as many trials as fit",
     )
     add(
+        "--tracker",
+        dest="trackers",
+        choices=("wandb", "mlflow", "trackio"),
+        action="append",
+        default=[],
+        help="also send the metrics of each round to W&B, MLflow or Trackio, as one run for each "
+        "trial, and attach the report at the end. Needs the extra of the same name. May be given "
+        "many times (docs/howto/trackers.md)",
+    )
+    add(
+        "--callback",
+        dest="callbacks",
+        metavar="FILE.py:CLASS",
+        action="append",
+        default=[],
+        help="add your own Tune callback, a class that is instantiated without arguments. May be "
+        "given many times (docs/howto/trackers.md)",
+    )
+    add(
         "--address",
         metavar="ADDRESS",
         help="address of a running Ray cluster (by default, Ray is started on this machine)",
@@ -291,7 +310,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "each trial as one line of JSON",
     )
     defaults = asdict(Options())
-    del defaults["assignments"]  # argparse needs a list for assignments
+    for option in ("assignments", "trackers", "callbacks"):
+        del defaults[option]  # argparse needs a list for each of these
     parser.set_defaults(**defaults)
     return parser.parse_args(argv)
 
@@ -559,6 +579,7 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
     from reports.parquet_reader import read_all
     from reports.report import ReportError, write_report_of
     from reports.verdicts import before_and_after
+    from tuning.report_attachment import attach
 
     try:
         files = read_all(experiment.trials)
@@ -567,6 +588,8 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
             print(f"report: {plan.directory / page.name}", flush=True)
         except ReportError as error:
             print(f"no report: {error}; to try again: {command}", flush=True)
+        for line in attach(experiment, comparison, plan.options.trackers, plan.name):
+            print(line, flush=True)
         menu, reason = menu_or_reason(experiment, comparison, files, plan.directory)
         shown = [] if menu is None else ["", table(menu)]
         said = [*before_and_after(experiment, files), changed_code(experiment)]

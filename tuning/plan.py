@@ -90,6 +90,8 @@ class Options:
     budget: float | None = None  # seconds
     extend: bool = False
     added_arms: Sequence[str] = ()
+    trackers: Sequence[str] = ()
+    callbacks: Sequence[str] = ()  # references to users' classes
 
 
 class Plan:
@@ -142,6 +144,7 @@ class Plan:
         self.extensions: list[dict[str, Any]] = self.stored.get("extensions", [])
         if options.until_decided and options.max_seeds is None and not self.resuming:
             self.options = replace(options, max_seeds=MAX_SEEDS)
+        self.options = replace(self.options, callbacks=[*map(absolute, options.callbacks)])
         # SHA-256 of each file that must not have changed since the experiment started, by key.
         self._unchanged: Mapping[str, str] = {}
         if self.resuming:
@@ -438,6 +441,8 @@ class Plan:
             "baseline": self.options.baseline,
             "until_decided": self.options.until_decided,
             "max_seeds": self.options.max_seeds,
+            "trackers": list(self.options.trackers),
+            "callbacks": list(self.options.callbacks),
             "not_available": self.not_available,
             "task_defaults": self._task_defaults(),
             "grpo_trainable": __version__,
@@ -491,12 +496,25 @@ class Plan:
                     f"{f'with {was}' if was not in (None, False) else 'without it'}"
                 )
             self.options = replace(self.options, **{option: was})
+        self._take_stored_callbacks()
         self.fixed = stored["fixed"]
         if self.extending and self.options.scheduler != "fifo":
             raise UsageError(
                 f"--extend: --scheduler {self.options.scheduler} compared the trials of experiment "
                 f"{self.name} with each other, so no trials can be added"
             )
+
+    def _take_stored_callbacks(self) -> None:
+        """Use the stored trackers and callbacks, and refuse options that differ."""
+        for option in ("trackers", "callbacks"):
+            given, was = list(getattr(self.options, option)), self.stored.get(option, [])
+            if given not in ([], was):
+                before = f"with {' '.join(was)}" if was else "without it"
+                raise UsageError(
+                    f"--{option.removesuffix('s')} {' '.join(given)}: experiment {self.name} was "
+                    f"started {before}"
+                )
+            self.options = replace(self.options, **{option: was})
 
     def _check_baseline(self) -> None:
         """Check that the arm to compare with exists.
@@ -737,6 +755,7 @@ class Plan:
             nodes = this_machine(self.trials)
             check_resources(self.trials, nodes, "this machine")
             self.check_memory(nodes, machine_bytes(), "this machine")
+        self._check_callbacks()
         if self.preset is not None and not self.resuming:
             self._check_preset(self.preset)
         for check, trial in checks_of(self.trials, here=here):
@@ -745,6 +764,27 @@ class Plan:
             self.told += [line for line in told if line not in self.told]
         if self.inputs is None or self._unchanged != self.inputs or self.options.added_arms:
             self._read_inputs()
+
+    def _check_callbacks(self) -> None:
+        """Check that the trackers and the user's callbacks can be used.
+
+        Raises:
+            Missing: A tracker's library or login is missing.
+            PluginError: A callback cannot be loaded.
+        """
+        if self.options.callbacks:
+            from callbacks.own_callback import own_callback  # imports Tune, slowly
+
+            for reference in self.options.callbacks:
+                own_callback(reference)
+        if self.options.trackers:
+            from callbacks.trackers.tracked_run import TrackerError, refuse_unusable
+
+            for tracker in self.options.trackers:
+                try:
+                    refuse_unusable(tracker)
+                except TrackerError as error:
+                    raise Missing(f"--tracker {error}") from None
 
     def _refuse_margin(self) -> None:
         """Refuse a margin, because the scheduler ends trials early or changes their settings."""

@@ -20,6 +20,7 @@ from ray.tune.experiment import Trial
 
 from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
+from callbacks.own_callback import own_callback
 from callbacks.trial_files import error_line, set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources, set_dotted
@@ -193,7 +194,14 @@ def _new(plan: Plan) -> tune.Tuner:
         run_config=tune.RunConfig(
             name=plan.run_name,
             **kept_in(plan.run_storage),
-            callbacks=grpo_callbacks(verbose=plan.options.verbose),
+            callbacks=[
+                *map(own_callback, plan.options.callbacks),
+                *grpo_callbacks(
+                    verbose=plan.options.verbose,
+                    trackers=plan.options.trackers,
+                    experiment=plan.name,  # an extension has a directory with another name
+                ),
+            ],
             verbose=0,  # the callbacks replace Tune's own reporter
         ),
     )

@@ -1,0 +1,34 @@
+"""Load a user's Tune callback from a file or a module."""
+
+from __future__ import annotations
+
+from ray.tune import Callback
+
+from callbacks.fail_safe import FailSafeCallback
+from grpo_trainable.plugins import PluginError, load, one_line
+
+OPTION = "--callback"
+
+
+def own_callback(reference: str) -> Callback:
+    """Return an instance of the class that `reference` names, whose exceptions are only logged.
+
+    Tune pickles the callback as its reference. So a resume loads the class again and makes a new
+    instance, and the file may have changed in the meantime.
+
+    Raises:
+        PluginError: The class cannot be imported, is not a callback, or cannot be instantiated.
+    """
+    found = load(OPTION, reference)
+    if not (isinstance(found, type) and issubclass(found, Callback)):
+        raise PluginError(f"{OPTION} {reference}: must be a class derived from ray.tune.Callback")
+
+    class OwnCallback(FailSafeCallback, found):
+        def __reduce__(self) -> tuple:
+            return own_callback, (reference,)
+
+    OwnCallback.__name__ = found.__name__  # the name in error messages
+    try:
+        return OwnCallback()
+    except Exception as error:
+        raise PluginError(f"{OPTION} {reference}: cannot be instantiated: {one_line(error)}") from error

@@ -1,0 +1,4 @@
+"""Send the rounds of trials to experiment trackers: W&B, MLflow and Trackio.
+
+Each tracker has a module of its name, with a class `Run` (`TrackedRun`) and a function `check`.
+"""

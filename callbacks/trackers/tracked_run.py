@@ -1,0 +1,128 @@
+"""The run of a trial in a tracker, and the table of trackers."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+from grpo_trainable.config import mix_of
+from grpo_trainable.telemetry.metrics import is_info_metric, names_with
+
+PROJECT = "grpo-trainable"  # name of the project, unless a variable of the tracker names another
+LONGEST_NAME = 128  # the limit of W&B
+
+# Tracker -> the library that it needs. The extra that installs the library has the tracker's name.
+LIBRARIES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+
+State: TypeAlias = Literal["finished", "failed", "interrupted"]
+
+
+def clean(name: str) -> str:
+    """Return a name that every tracker accepts: short, and without special characters."""
+    text = re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
+    if len(text) <= LONGEST_NAME:
+        return text
+    return f"{text[: LONGEST_NAME - 33]}-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+class TrackerError(ValueError):
+    """A tracker cannot be used; the message gives the reason in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedTrial:
+    """The data of a trial that identify and describe its run in a tracker."""
+
+    experiment: str
+    directory: str  # name of the trial's directory
+    name: str  # name of the trial in messages
+    settings: Mapping[str, Any]  # all settings of the trial, nested
+
+    @property
+    def id(self) -> str:
+        """Return the id of the trial's run, which stays the same after a resume."""
+        return clean(f"{self.experiment}-{self.directory}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The parts of an experiment's report to attach to a run."""
+
+    files: Mapping[str, Path]  # path in the tracker -> file on this machine
+    columns: Sequence[str]  # columns of the table that compares the arms
+    rows: Sequence[Sequence[str]]
+
+
+class TrackedRun(Protocol):
+    """The run of a trial in a tracker.
+
+    A tracker may lose the last rounds if the process is killed, but no round before them. So one
+    number says which rounds the tracker has.
+    """
+
+    next_round: int  # the first round that the tracker lacks
+
+    def __init__(self, trial: TrackedTrial) -> None:
+        """Open the trial's run, or create the run if the tracker does not have it yet."""
+        ...
+
+    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a round, which must not be before `next_round`."""
+        ...
+
+    def attach(self, report: Report) -> None:
+        """Attach the report. A former report of the run is replaced or becomes an old version."""
+        ...
+
+    def close(self, state: State) -> None:
+        """Wait until everything has been sent, and record how the trial ended."""
+        ...
+
+
+def refuse_unusable(tracker: str) -> None:
+    """Check that a tracker can be used on this machine.
+
+    Raises:
+        TrackerError: There is no such tracker, its library is missing, or the tracker needs a login.
+    """
+    if tracker not in LIBRARIES:
+        raise TrackerError(f"{tracker}: no such tracker; valid: {', '.join(LIBRARIES)}")
+    spec = importlib.util.find_spec(LIBRARIES[tracker])
+    # W&B writes to a directory that has the name of its library. Without the library, Python would
+    # import this directory as a namespace package, which has no origin.
+    if spec is None or spec.origin is None:
+        raise TrackerError(
+            f"{tracker}: the library {LIBRARIES[tracker]} is not installed; "
+            f"run: pip install -e '.[{tracker}]'"
+        )
+    _module(tracker).check()
+
+
+def open_run(tracker: str, trial: TrackedTrial) -> TrackedRun:
+    """Open the run of a trial in a tracker."""
+    return _module(tracker).Run(trial)
+
+
+def _module(tracker: str) -> Any:
+    return importlib.import_module(f"callbacks.trackers.{tracker}")
+
+
+def send_rows(run: TrackedRun, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Send the rows that the tracker lacks, in order."""
+    for row in rows:
+        if row["training_iteration"] >= run.next_round:
+            run.log(row["training_iteration"], metrics_of(row))
+
+
+def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite metrics of a row that contains the settings of its trial, by name."""
+    names = names_with(mix_of((row["config"].get("task") or {}).get("mix")))
+    found = {name: row[name] for name in sorted(row) if name in names or is_info_metric(name)}
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}

@@ -1,0 +1,65 @@
+"""Runs in Trackio, in a local database or on a server."""
+
+from __future__ import annotations
+
+import contextvars
+import csv
+import io
+import tempfile
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import trackio
+
+from callbacks.trackers.tracked_run import PROJECT, Report, State, TrackedTrial, clean
+
+
+def check() -> None:
+    """Accept every machine: without a server, Trackio writes to a local database."""
+
+
+class Run:
+    """The run of a trial in Trackio. A resumed trial finds its run by its name."""
+
+    def __init__(self, trial: TrackedTrial) -> None:
+        """Open the run."""
+        with redirect_stdout(io.StringIO()):
+            # Trackio finishes the current run when another one begins, but trials may run at the
+            # same time. In an empty context, there is no current run.
+            self._run: Any = contextvars.Context().run(
+                trackio.init,
+                PROJECT,
+                name=trial.id,
+                group=trial.experiment,
+                config=dict(trial.settings),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        self._artifact = clean(f"report-{trial.id}")
+        self.next_round: int = max(1, self._run._next_step)  # the step after the last stored one
+
+    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
+        """Send a round as the step of its number."""
+        self._run.log(dict(metrics), step=round_)
+        self.next_round = round_ + 1
+
+    def attach(self, report: Report) -> None:
+        """Log the report as an artifact, with its table as table.csv."""
+        artifact = trackio.Artifact(self._artifact, type="report")
+        for name, path in report.files.items():
+            artifact.add_file(path, name)
+        with tempfile.TemporaryDirectory() as directory:
+            table = Path(directory, "table.csv")
+            with table.open("w", newline="") as file:
+                csv.writer(file).writerows([report.columns, *report.rows])
+            artifact.add_file(table)
+            self._run.log_artifact(artifact)
+
+    def close(self, state: State) -> None:
+        """Write all waiting rounds. Trackio does not record how a trial ended."""
+        with redirect_stdout(io.StringIO()):
+            self._run.finish()
