@@ -57,10 +57,13 @@ def grpo_callbacks(
     from callbacks.stage_timings import StageTimingsCallback
     from callbacks.tensorboard import TensorBoardCallback
     from callbacks.trace import TraceCallback
+    from callbacks.trackers.tracked_run import refuse_unusable
     from callbacks.trackers.tracker_callback import TrackerCallback
     from callbacks.trial_files import set_verbose
     from callbacks.unplaceable_trials import UnplaceableTrialsCallback
 
+    for tracker in trackers:
+        refuse_unusable(tracker)
     set_verbose(verbose)
     mirror = MirrorCallback()
     return [

@@ -144,7 +144,11 @@ class Plan:
         self.extensions: list[dict[str, Any]] = self.stored.get("extensions", [])
         if options.until_decided and options.max_seeds is None and not self.resuming:
             self.options = replace(options, max_seeds=MAX_SEEDS)
-        self.options = replace(self.options, callbacks=[*map(absolute, options.callbacks)])
+        self.options = replace(
+            self.options,
+            trackers=list(dict.fromkeys(options.trackers)),
+            callbacks=[*map(absolute, options.callbacks)],
+        )
         # SHA-256 of each file that must not have changed since the experiment started, by key.
         self._unchanged: Mapping[str, str] = {}
         if self.resuming:

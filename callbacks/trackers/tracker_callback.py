@@ -14,7 +14,6 @@ from callbacks.trackers.tracked_run import (
     TrackedRun,
     TrackedTrial,
     open_run,
-    refuse_unusable,
     send_rows,
 )
 from callbacks.trial_files import continued_file, label, read_rows
@@ -51,12 +50,8 @@ class TrackerCallback(RoundWriter):
                 directory that contains the directories of the trials.
             open_run: Opens the run of a trial in a tracker.
             clock: Returns the time in seconds.
-
-        Raises:
-            TrackerError: The tracker cannot be used.
         """
         super().__init__()
-        refuse_unusable(tracker)
         self._tracker, self._experiment = tracker, experiment
         self._open_run, self._clock = open_run, clock
         self._runs: dict[str, TrackedRun] = {}  # trial id -> its run, while the run is open
