@@ -1,0 +1,139 @@
+"""Trackers with their libraries: after SIGKILL and a resume, one run per trial, each step once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT, SMALL, trial_directories, tune_command
+from conftest import rows, wait_for
+from tracker_files import REWARD, stored
+
+from callbacks.trackers.tracked_run import LIBRARIES, TrackerError, refuse_unusable
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+
+from callbacks.trackers.tracked_run import Report, TrackedTrial, open_run, send_rows
+
+tracker, rounds, report = sys.argv[1:]
+settings = {"arm": "sync", "optim": {"lr": 1e-4}}
+for trial in ("a", "b"):
+    described = TrackedTrial(experiment="lag", directory=trial, name="sync/0", settings=settings)
+    run = open_run(tracker, described)
+    send_rows(
+        run,
+        [
+            {"training_iteration": n, "reward/train_mean": n / 8, "config": settings}
+            for n in range(1, int(rounds) + 1)
+        ],
+    )
+    if not report:
+        continue
+    page = Path(report)
+    run.attach(Report(files={"report.html": page, "plots/a.png": page}, columns=["a"], rows=[["1"]]))
+    run.close("finished")
+if not report:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Return an environment in which the trackers write only to `directory`."""
+    home = {name: str(directory / "home") for name in ("HOME", "WANDB_DATA_DIR", "WANDB_CACHE_DIR")}
+    return {
+        **os.environ,
+        **home,
+        "WANDB_CONFIG_DIR": home["HOME"],
+        "WANDB_MODE": "offline",
+        "WANDB_API_KEY": KEY,
+        "WANDB_DIR": str(directory),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{directory}/mlflow.db",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TRACKIO_DIR": str(directory),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def installed(tracker: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    try:
+        refuse_unusable(tracker)
+    except TrackerError as error:
+        assert "is not installed" in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("tracker", LIBRARIES)
+def test_after_a_kill_each_run_is_continued_and_gets_the_report(
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not installed(tracker, monkeypatch):
+        pytest.skip(f"needs the extra {tracker}; Trackio is too large for CI")
+    page = tmp_path / "page.html"
+    page.write_text("<html></html>")
+    for rounds, report, status in (("5", "", -signal.SIGKILL), ("8", str(page), 0)):
+        command = [sys.executable, "-c", SCRIPT, tracker, rounds, report]
+        run = subprocess.run(
+            command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True
+        )
+        assert run.returncode == status, run.stderr
+    steps, files = stored(tracker, tmp_path)
+    expected = [(n, n / 8) for n in range(1, 9)]
+    assert steps == {"lag-a": expected, "lag-b": expected}
+    for attached in files.values():
+        assert {"report.html", "plots/a.png"} < attached  # and the table
+
+
+def test_a_killed_command_is_resumed_with_its_trackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trackers = [tracker for tracker in LIBRARIES if installed(tracker, monkeypatch)]
+    if not trackers:
+        pytest.skip("needs an extra: wandb, mlflow or trackio")
+    argv = ["--space", "async_vs_sync", "--set", "arm=colocated_k1", *SMALL, "--name", "cut"]
+    argv += ["--iterations", "8", "--checkpoint-every", "2"]
+    argv += [word for tracker in trackers for word in ("--tracker", tracker)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    options = {"cwd": tmp_path, "env": environment(tmp_path), **pipes}
+    killed = subprocess.Popen(tune_command(*argv, storage=tmp_path / "storage"), **options)
+    experiment = tmp_path / "storage" / "cut"
+
+    def has_rows(count: int) -> bool:
+        found = trial_directories(experiment)
+        return bool(found) and len(rows(found[0])) >= count
+
+    try:
+        wait_for(lambda: has_rows(5) or killed.poll() is not None, 120)
+    finally:
+        killed.kill()
+        printed, _ = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, printed
+    resume = tune_command("--resume", "--name", "cut", storage=tmp_path / "storage")
+    resumed = subprocess.run(resume, timeout=120, check=False, **options)
+    assert resumed.returncode == 0, resumed.stdout
+
+    (trial,) = trial_directories(experiment)
+    expected = [(row["training_iteration"], row[REWARD]) for row in rows(trial)]
+    assert [round_ for round_, _ in expected] == list(range(1, 9))
+    for tracker in trackers:
+        steps, files = stored(tracker, tmp_path)
+        (found,) = steps.values()
+        assert found == expected  # at lag 0, a repeated round equals its first version
+        (attached,) = files.values()
+        assert {"report.html", "report.json"} < attached
+        assert f"{tracker}: the report is attached to 1 run" in resumed.stdout
+    assert [path for path in tmp_path.rglob("*") if contains(path, KEY)] == []
+    assert KEY not in printed + resumed.stdout
+
+
+def contains(path: Path, key: str) -> bool:
+    return path.is_file() and key.encode() in path.read_bytes()
