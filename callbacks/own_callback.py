@@ -31,4 +31,6 @@ def own_callback(reference: str) -> Callback:
     try:
         return OwnCallback()
     except Exception as error:
-        raise PluginError(f"{OPTION} {reference}: cannot be instantiated: {one_line(error)}") from error
+        raise PluginError(
+            f"{OPTION} {reference}: cannot be instantiated: {one_line(error)}"
+        ) from error

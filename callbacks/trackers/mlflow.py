@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Mapping
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
-from mlflow.exceptions import MlflowException
+from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
+from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
 
 from callbacks.trackers.tracked_run import Report, State, TrackedTrial
 from grpo_trainable.config import flatten

@@ -55,7 +55,7 @@ class TrackedTrial:
 class Report:
     """The parts of an experiment's report to attach to a run."""
 
-    files: Mapping[str, Path]  # path in the tracker -> file on this machine
+    files: Mapping[str, Path]  # path in the tracker -> file on this machine, of the same name
     columns: Sequence[str]  # columns of the table that compares the arms
     rows: Sequence[Sequence[str]]
 
@@ -90,7 +90,7 @@ def refuse_unusable(tracker: str) -> None:
     """Check that a tracker can be used on this machine.
 
     Raises:
-        TrackerError: There is no such tracker, its library is missing, or the tracker needs a login.
+        TrackerError: There is no such tracker, its library is missing, or it needs a login.
     """
     if tracker not in LIBRARIES:
         raise TrackerError(f"{tracker}: no such tracker; valid: {', '.join(LIBRARIES)}")

@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import trackio
+import trackio  # pyright: ignore[reportMissingImports]
 
 from callbacks.trackers.tracked_run import PROJECT, Report, State, TrackedTrial, clean
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import wandb
+import wandb  # pyright: ignore[reportMissingImports]
 
 from callbacks.trackers.tracked_run import (
     PROJECT,
@@ -94,4 +94,3 @@ class Run:
     def close(self, state: State) -> None:
         """Finish the run."""
         self._run.finish(exit_code=0 if state == "finished" else 1)
-

@@ -45,7 +45,9 @@ def wandb_files(directory: Path) -> tuple[Steps, Files]:
                 items = {i.key or i.nested_key[0]: i.value_json for i in record.history.item}
                 steps[run].append((int(items["_step"]), float(items[REWARD])))
             if record.request.HasField("log_artifact"):
-                files[run] |= {e.path for e in record.request.log_artifact.artifact.manifest.contents}
+                files[run] |= {
+                    e.path for e in record.request.log_artifact.artifact.manifest.contents
+                }
             if record.HasField("artifact"):
                 files[run] |= {entry.path for entry in record.artifact.manifest.contents}
     return steps, files
