@@ -111,7 +111,7 @@ def open_run(tracker: str, trial: TrackedTrial) -> TrackedRun:
 
 
 def _module(tracker: str) -> Any:
-    return importlib.import_module(f"callbacks.trackers.{tracker}")
+    return importlib.import_module(f"callbacks.trackers.{tracker}_run")
 
 
 def send_rows(run: TrackedRun, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -94,8 +94,7 @@ def mlflow_files(directory: Path) -> tuple[Steps, Files]:
 
 def trackio_files(directory: Path) -> tuple[Steps, Files]:
     """Read the database, which names the files of each artifact."""
-    (path,) = directory.glob("*.db")
-    connection = sqlite3.connect(path)
+    connection = sqlite3.connect(directory / "grpo-trainable.db")
     steps: Steps = {}
     query = "SELECT run_name, run_id, step, metrics FROM metrics ORDER BY id"
     ids: dict[str, set[str]] = {}
