@@ -46,8 +46,8 @@ test: fresh ## Make .venv and run all tests that need no extra.
 
 extras: $(READY_EXTRAS) $(READY_DOCS) ## Install what test-extras and docs need.
 
-# Hugging Face models, mathematics, reasoning-gym, RLlib, Optuna, HyperOpt, an object store and the
-# how-to pages.
+# Hugging Face models, mathematics, reasoning-gym, RLlib, Optuna, HyperOpt, trackers, an object store
+# and the how-to pages.
 test-extras: $(READY_EXTRAS) ## Test the extras, and execute every how-to page.
 	$(BIN)/python -m pytest $(IN_ORDER) $(EXTRAS) tests/unit/tasks/test_reasoning_gym_task.py $(ARGS)
 
@@ -153,8 +153,9 @@ $(READY): pyproject.toml
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $@
 
+# MLflow is left out, because it loads slowest: its tests are skipped unless the extra is installed.
 $(READY_EXTRAS): $(READY)
-	$(PIP_INSTALL) -e '.[align,hf,math,gym,rllib,control,test-extras]'
+	$(PIP_INSTALL) -e '.[align,hf,math,gym,rllib,control,wandb,trackio,test-extras]'
 	@touch $@
 
 $(READY_DOCS): $(READY)

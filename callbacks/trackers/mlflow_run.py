@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ class Run:
         """Open the run, record settings that it lacks, and mark it as running."""
         for name, value in QUICK.items():
             os.environ.setdefault(name, value)
+        for name in ("mlflow", "alembic"):  # they log each table of a new database
+            logging.getLogger(name).setLevel(logging.WARNING)
         self._client = MlflowClient()
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", trial.experiment)
         experiment_id = _experiment_id(self._client, experiment)

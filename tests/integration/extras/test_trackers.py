@@ -73,7 +73,7 @@ def test_after_a_kill_each_run_is_continued_and_gets_the_report(
     tracker: str, tmp_path: Path
 ) -> None:
     if not installed(tracker):
-        pytest.skip(f"needs the extra {tracker}; Trackio is too large for CI")
+        pytest.skip(f"needs the extra: pip install -e '.[{tracker}]'")
     (tmp_path / "plots").mkdir()
     for name in ("report.html", "plots/a.png"):
         (tmp_path / name).write_text(name)

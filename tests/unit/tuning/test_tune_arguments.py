@@ -16,6 +16,7 @@ import pytest
 import ray
 from fake_hub import FakeHub
 
+from callbacks.trackers import tracked_run
 from grpo_trainable.config import CHECKS, GRPOConfig
 from grpo_trainable.models import directory as directory_module
 from grpo_trainable.models.directory import SHIPPED_POLICY
@@ -227,6 +228,38 @@ def test_a_margin_is_recorded_and_a_resume_keeps_it(started):
     assert stored["baseline"] == "sync"
     resumed = started(resume=True).options
     assert (resumed.margin_relative, resumed.baseline) == (0.05, "sync")
+
+
+OWN_CALLBACK = "from ray.tune import Callback\n\n\nclass Mine(Callback):\n    pass\n"
+
+
+def test_trackers_and_callbacks_are_recorded_and_a_resume_keeps_them(
+    command, started, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tracked_run, "refuse_unusable", lambda tracker: None)
+    (tmp_path / "mine.py").write_text(OWN_CALLBACK)
+    trackers = ("--tracker", "wandb", "--tracker", "mlflow", "--tracker", "wandb")
+    plan = started(*trackers, "--callback", "mine.py:Mine")
+    stored = json.loads((plan.directory / EXPERIMENT_FILE).read_text())
+    assert stored["trackers"] == ["wandb", "mlflow"]
+    assert stored["callbacks"] == [f"{tmp_path / 'mine.py'}:Mine"]
+    resumed = started(resume=True).options
+    assert resumed.trackers == stored["trackers"]
+    assert resumed.callbacks == stored["callbacks"]
+    resume = ("--resume", "--name", "mine")
+    refused(command(*resume, "--tracker", "trackio"), "--tracker trackio", "with wandb mlflow")
+
+
+def test_a_missing_tracker_or_callback_is_one_line_before_anything_starts(
+    command, tmp_path, monkeypatch
+):
+    def missing(tracker):
+        raise tracked_run.TrackerError(f"{tracker}: the library is not installed; run: pip")
+
+    monkeypatch.setattr(tracked_run, "refuse_unusable", missing)
+    refused(command(*SPACE, "--tracker", "mlflow"), "--tracker mlflow: the library is not", "pip")
+    refused(command(*SPACE, "--tracker", "comet"), "comet", "wandb", "trackio")
+    refused(command(*SPACE, "--callback", "mine.py:Mine"), "--callback", "mine.py:Mine", "no file")
 
 
 @pytest.mark.slow
