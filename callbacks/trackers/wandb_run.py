@@ -20,6 +20,7 @@ from callbacks.trackers.tracked_run import (
 )
 
 OFFLINE = ("offline", "disabled", "dryrun")  # modes that need no login
+WAIT_S = 30.0  # longest wait for the server, because the other trials wait too
 
 
 def check() -> None:
@@ -62,6 +63,9 @@ class Run:
                 silent=True,
                 disable_git=True,
                 x_disable_stats=True,  # the driver's load is not that of one trial
+                init_timeout=WAIT_S,
+                finish_timeout=WAIT_S,
+                finish_timeout_raises=True,
             ),
         )
         self._artifact = clean(f"report-{trial.experiment}")
