@@ -79,7 +79,8 @@ def grpo_callbacks(
         *([ConsoleCallback()] if console else []),
         ResultJsonCallback(),
         ProgressCsvCallback(),
-        *(TrackerCallback(name, experiment) for name in trackers),  # they read result.json
         mirror,  # may wait until the object store has the files that the callbacks above wrote
+        # They read result.json. A slow tracker must not delay the copies in the object store.
+        *(TrackerCallback(name, experiment) for name in trackers),
         CheckpointOnInterrupt(mirror.not_copied),
     ]

@@ -28,6 +28,16 @@ from grpo_trainable.storage.ray_private import (
 from grpo_trainable.telemetry.metrics import is_info_metric
 
 
+def full_row(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a row, with all settings that the trial uses.
+
+    A report reads the settings from the row, because defaults may depend on a model that the
+    report's machine does not have.
+    """
+    details = details_of(result)
+    return dict(result) if details is None else {**result, "config": details.config}
+
+
 class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
     """Writes `result.json`.
 
@@ -46,13 +56,8 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
         self.update_config(trial, trial.config)
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Return a copy of the row, with all settings that the trial uses.
-
-        A report reads the settings from the row, because defaults may depend on a model that the
-        report's machine does not have.
-        """
-        details = details_of(result)
-        return dict(result) if details is None else {**result, "config": details.config}
+        """Return a copy of the row, with all settings that the trial uses."""
+        return full_row(result)
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
         """Remove the details from the rows that Tune keeps."""

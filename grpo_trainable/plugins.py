@@ -40,7 +40,9 @@ def missing_library(name: str, install: str) -> str | None:
         name: Name under which the library is imported.
         install: The command that installs the library.
     """
-    if importlib.util.find_spec(name) is not None:
+    spec = importlib.util.find_spec(name)
+    # A directory without Python files, such as the ./wandb that W&B writes, has no origin.
+    if spec is not None and spec.origin is not None:
         return None
     return f"the library {name} is not installed; run: {install}"
 

@@ -572,7 +572,7 @@ def tell(
 def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, command: str) -> None:
     """Write the report and print its path, or the `command` that writes it later.
 
-    The output ends with the menu, or with the reason why there are no verdicts.
+    The menu follows, or the reason why there are no verdicts, and then a line for each tracker.
     """
     from reports.menu_text import menu_or_reason, table
     from reports.own_files import changed_code
@@ -588,12 +588,13 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
             print(f"report: {plan.directory / page.name}", flush=True)
         except ReportError as error:
             print(f"no report: {error}; to try again: {command}", flush=True)
-        for line in attach(experiment, comparison, plan.options.trackers, plan.name):
-            print(line, flush=True)
         menu, reason = menu_or_reason(experiment, comparison, files, plan.directory)
         shown = [] if menu is None else ["", table(menu)]
         said = [*before_and_after(experiment, files), changed_code(experiment)]
-        print(*shown, *filter(None, [*said, reason]), sep="\n")
+        print(*shown, *filter(None, [*said, reason]), sep="\n", flush=True)
+        # Nothing above waits for a tracker.
+        for line in attach(experiment, comparison, plan.options.trackers, plan.name):
+            print(line, flush=True)
     except Exception:
         # A failed report does not change the exit status, which says how the trials ended.
         traceback.print_exc()

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from callbacks.trackers.tracked_run import Report, State, TrackedTrial, open_run, send_rows
+from callbacks.trackers.tracked_run import (
+    Report,
+    State,
+    TrackedTrial,
+    open_run,
+    send_rows,
+    without_secrets,
+)
 from callbacks.trial_files import read_rows
-from grpo_trainable.plugins import one_line
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 from grpo_trainable.text import plural
 from reports.experiment import read_experiment
@@ -65,7 +71,7 @@ def _attach(tracker: str, report: Report, trials: Sequence[TrialRecord], name: s
         for trial in trials:
             _attach_to(tracker, report, trial, name)
     except Exception as error:  # a failed tracker does not change how the trials ended
-        return f"{tracker}: the report could not be attached ({one_line(error)})"
+        return f"{tracker}: the report could not be attached ({without_secrets(error)})"
     return f"{tracker}: the report is attached to {plural(len(trials), 'run')}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,13 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from grpo_trainable.config import mix_of
+from grpo_trainable.plugins import missing_library, one_line
 from grpo_trainable.telemetry.metrics import is_info_metric, names_with
 
 PROJECT = "grpo-trainable"  # name of the project, unless a variable of the tracker names another
 LONGEST_NAME = 128  # the limit of W&B
 
-# Tracker -> the library that it needs. The extra that installs the library has the tracker's name.
-LIBRARIES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+# Each tracker has the name of its library and of the extra that installs the library.
+TRACKERS = ("wandb", "mlflow", "trackio")
 
 State: TypeAlias = Literal["finished", "failed", "interrupted"]
 
@@ -73,8 +73,14 @@ class TrackedRun(Protocol):
         """Open the trial's run, or create the run if the tracker does not have it yet."""
         ...
 
-    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
-        """Send the metrics of a round, which must not be before `next_round`."""
+    def log(self, round_: int, metrics: Mapping[str, float], ended_at: int) -> None:
+        """Send the metrics of a round, which must not be before `next_round`.
+
+        Args:
+            round_: Number of the round.
+            metrics: The metrics.
+            ended_at: Time at which the round ended, in seconds since 1970.
+        """
         ...
 
     def attach(self, report: Report) -> None:
@@ -92,17 +98,12 @@ def refuse_unusable(tracker: str) -> None:
     Raises:
         TrackerError: There is no such tracker, its library is missing, or it needs a login.
     """
-    if tracker not in LIBRARIES:
-        raise TrackerError(f"{tracker}: no such tracker; valid: {', '.join(LIBRARIES)}")
-    spec = importlib.util.find_spec(LIBRARIES[tracker])
-    # W&B writes to a directory that has the name of its library. Without the library, Python would
-    # import this directory as a namespace package, which has no origin.
-    if spec is None or spec.origin is None:
-        raise TrackerError(
-            f"{tracker}: the library {LIBRARIES[tracker]} is not installed; "
-            f"run: pip install -e '.[{tracker}]'"
-        )
-    _module(tracker).check()
+    if tracker not in TRACKERS:
+        raise TrackerError(f"{tracker}: no such tracker; valid: {', '.join(TRACKERS)}")
+    if missing := missing_library(tracker, f"pip install -e '.[{tracker}]'"):
+        raise TrackerError(f"{tracker}: {missing}")
+    if tracker == "wandb":  # the others need no login
+        _module(tracker).check_login()
 
 
 def open_run(tracker: str, trial: TrackedTrial) -> TrackedRun:
@@ -118,7 +119,7 @@ def send_rows(run: TrackedRun, rows: Iterable[Mapping[str, Any]]) -> None:
     """Send the rows that the tracker lacks, in order."""
     for row in rows:
         if row["training_iteration"] >= run.next_round:
-            run.log(row["training_iteration"], metrics_of(row))
+            run.log(row["training_iteration"], metrics_of(row), row["timestamp"])
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
@@ -126,3 +127,8 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
     names = names_with(mix_of((row["config"].get("task") or {}).get("mix")))
     found = {name: row[name] for name in sorted(row) if name in names or is_info_metric(name)}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+
+
+def without_secrets(error: Exception) -> str:
+    """Return an error in one line, without passwords and tokens that its URLs contain."""
+    return re.sub(r"(?<=://)[^/@\s]+@|(?<=token=)[^&\s'\")]+", "…", one_line(error))

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from callbacks.round_writer import RoundWriter
+from callbacks.fail_safe import FailSafeCallback
+from callbacks.result_files import full_row
 from callbacks.trackers.tracked_run import (
     State,
     TrackedRun,
     TrackedTrial,
     open_run,
     send_rows,
+    without_secrets,
 )
 from callbacks.trial_files import continued_file, label, read_rows
-from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 
-PAUSE_S = 60.0  # pause after a failure, because training waits for each call of a tracker
+SHARE = 0.1  # largest share of the time for which a tracker may keep training waiting
+LONGEST_S = 1.0  # after this time, the callback sends no more rounds until the next row arrives
 
 
-class TrackerCallback(RoundWriter):
+class TrackerCallback(FailSafeCallback):
     """Sends each round of a trial to a tracker, exactly once.
 
     A trial has one run in the tracker, even if the trial is resumed. The tracker may lack earlier
-    rounds, for example because the command was killed before they were sent. The callback reads
-    such rounds from `result.json`. A repeated round that the tracker already has is not sent,
-    because no tracker can replace a round.
+    rounds, because the command was killed before they were sent, or because the tracker was slow or
+    failed. The callback reads such rounds from `result.json`, so it comes after the callback that
+    writes that file. A repeated round that the tracker already has is not sent, because no tracker
+    can replace a round.
 
-    After a failure, rounds wait in memory, and the callback pauses before it tries again.
+    Training waits while the tracker is called. The longer it had to wait, the longer the callback
+    then leaves the tracker alone.
     """
 
     def __init__(
@@ -51,71 +56,86 @@ class TrackerCallback(RoundWriter):
             open_run: Opens the run of a trial in a tracker.
             clock: Returns the time in seconds.
         """
-        super().__init__()
         self._tracker, self._experiment = tracker, experiment
         self._open_run, self._clock = open_run, clock
         self._runs: dict[str, TrackedRun] = {}  # trial id -> its run, while the run is open
+        self._failing: set[str] = set()  # ids of trials whose rounds the tracker did not take
         self._pause_until = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_runs": {}, "_pause_until": 0.0}
+        return {**self.__dict__, "_runs": {}, "_failing": set(), "_pause_until": 0.0}
 
-    def content(self, result: dict[str, Any]) -> Any:
-        """Return the row with all settings of the trial, as in `result.json`."""
-        details = details_of(result)
-        return dict(result) if details is None else {**result, "config": details.config}
-
-    def cut(self, trial: Any, last: int) -> None:
-        """Open the trial's run. The rounds after `last` remain in the tracker."""
-        if trial.trial_id in self._runs:
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Send the rounds up to this one that the tracker lacks, except during a pause."""
+        began = self._clock()
+        if began < self._pause_until:
             return
-        _, row = self._waiting[trial.trial_id][0]
-        self._runs[trial.trial_id] = self._open_run(
-            self._tracker,
-            TrackedTrial(
-                experiment=self._experiment or Path(trial.path).parent.name,
-                directory=Path(trial.path).name,
-                name=label(trial),
-                settings=row["config"],
-            ),
-        )
-
-    def write(self, trial: Any, iteration: int, content: Any) -> None:
-        """Send the rounds up to this one that the tracker lacks."""
-        run = self._runs[trial.trial_id]
-        if iteration > run.next_round:
-            rows = read_rows(continued_file(trial, EXPR_RESULT_FILE))
-            send_rows(run, (row for row in rows if row["training_iteration"] < iteration))
-        send_rows(run, [content])
-
-    def _write_waiting(self, trial: Any) -> None:
-        if self._clock() < self._pause_until:
-            return
-        try:
-            super()._write_waiting(trial)
-        except Exception:
-            self._pause_until = self._clock() + PAUSE_S
-            raise
+        row = full_row(result)
+        with self._errors_printed(trial):
+            run = self._run(trial, row)
+            began = self._clock()  # a successful opening does not count, because it is not repeated
+            lacks_more = row["training_iteration"] > run.next_round
+            rows = [*_rows(trial), row] if lacks_more else [row]
+            send_rows(run, takewhile(lambda _: self._clock() < began + LONGEST_S, rows))
+        now = self._clock()
+        self._pause_until = now + (now - began) / SHARE
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Send waiting rounds, and close the run."""
+        """Send all rounds that the tracker lacks, and close the run."""
         self._finish(trial, "finished")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Send waiting rounds, and close the run."""
+        """Send all rounds that the tracker lacks, and close the run."""
         self._finish(trial, "failed")
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        """Send waiting rounds, and close the runs of trials that have not ended."""
-        with ExitStack() as stack:  # a failure must not keep the other runs open
-            for trial in trials:
-                stack.callback(self._finish, trial, "interrupted")
+        """Send all rounds of trials that have not ended, and close their runs."""
+        for trial in trials:
+            if trial.trial_id in self._runs:
+                self._finish(trial, "interrupted")
 
     def _finish(self, trial: Any, state: State) -> None:
-        self._pause_until = 0.0
-        try:
-            self._try_again(trial)
-        finally:
-            run = self._runs.pop(trial.trial_id, None)
-            if run is not None:
+        rows = list(_rows(trial))
+        if not rows:
+            return
+        with self._errors_printed(trial):
+            run = self._run(trial, rows[-1])
+            del self._runs[trial.trial_id]
+            try:
+                send_rows(run, rows)
+            finally:
                 run.close(state)
+
+    def _run(self, trial: Any, row: Mapping[str, Any]) -> TrackedRun:
+        if trial.trial_id not in self._runs:
+            self._runs[trial.trial_id] = self._open_run(
+                self._tracker,
+                TrackedTrial(
+                    experiment=self._experiment or Path(trial.path).parent.name,
+                    directory=Path(trial.path).name,
+                    name=label(trial),
+                    settings=row["config"],
+                ),
+            )
+        return self._runs[trial.trial_id]
+
+    @contextmanager
+    def _errors_printed(self, trial: Any) -> Iterator[None]:
+        """Print the first error of a trial's tracker, and later that the tracker works again."""
+        try:
+            yield
+        except Exception as error:  # a tracker never ends a trial
+            if trial.trial_id not in self._failing:
+                self._failing.add(trial.trial_id)
+                said = f"{self._tracker} fails ({without_secrets(error)})"
+                print(f"{label(trial)}: {said}; rounds will be sent later", flush=True)
+        else:
+            if trial.trial_id in self._failing:
+                self._failing.remove(trial.trial_id)
+                print(f"{label(trial)}: {self._tracker} works again", flush=True)
+
+
+def _rows(trial: Any) -> Iterable[Mapping[str, Any]]:
+    return read_rows(continued_file(trial, EXPR_RESULT_FILE))

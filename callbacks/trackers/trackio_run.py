@@ -6,6 +6,7 @@ import contextvars
 import csv
 import io
 import tempfile
+import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -16,16 +17,18 @@ import trackio  # pyright: ignore[reportMissingImports]
 from callbacks.trackers.tracked_run import PROJECT, Report, State, TrackedTrial, clean
 
 
-def check() -> None:
-    """Accept every machine: without a server, Trackio writes to a local database."""
-
-
 class Run:
     """The run of a trial in Trackio. A resumed trial finds its run by its name."""
 
     def __init__(self, trial: TrackedTrial) -> None:
-        """Open the run."""
-        with redirect_stdout(io.StringIO()):
+        """Open the run.
+
+        Raises:
+            ConnectionError: Trackio cannot say which rounds the run has. It would only warn, and
+                then begin a second run that has the same name.
+        """
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             # Trackio finishes the current run when another one begins, but trials may run at the
             # same time. In an empty context, there is no current run.
             self._run: Any = contextvars.Context().run(
@@ -39,10 +42,14 @@ class Run:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
+        for warning in warned:
+            if warning.filename == trackio.utils.__file__:
+                self.close("failed")
+                raise ConnectionError(str(warning.message))
         self._artifact = clean(f"report-{trial.id}")
         self.next_round: int = max(1, self._run._next_step)  # the step after the last stored one
 
-    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
+    def log(self, round_: int, metrics: Mapping[str, float], ended_at: int) -> None:
         """Send a round as the step of its number."""
         self._run.log(dict(metrics), step=round_)
         self.next_round = round_ + 1

@@ -23,7 +23,7 @@ OFFLINE = ("offline", "disabled", "dryrun")  # modes that need no login
 WAIT_S = 30.0  # longest wait for the server, because the other trials wait too
 
 
-def check() -> None:
+def check_login() -> None:
     """Check that this machine is logged in to W&B, or that W&B is offline.
 
     Raises:
@@ -81,7 +81,7 @@ class Run:
             if file.parent.name != Path(settings.sync_dir).name:
                 yield file.parent
 
-    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
+    def log(self, round_: int, metrics: Mapping[str, float], ended_at: int) -> None:
         """Send a round as the step of its number."""
         self._run.log(dict(metrics), step=round_, commit=True)
         self.next_round = round_ + 1

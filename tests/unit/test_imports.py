@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from callbacks.trackers.tracked_run import LIBRARIES
+from callbacks.trackers.tracked_run import TRACKERS
 from grpo_trainable.storage import ray_private
 from grpo_trainable.tasks import TASKS
 
@@ -419,7 +419,7 @@ def test_only_the_rooms_that_may_load_ray():
 
 @pytest.mark.slow
 def test_the_command_checks_and_runs_trials_without_torch():
-    of_extras = {f"callbacks.trackers.{tracker}_run" for tracker in LIBRARIES}
+    of_extras = {f"callbacks.trackers.{tracker}_run" for tracker in TRACKERS}
     modules = [*(set(_all_of("callbacks")) - of_extras), *_all_of("tuning")]
     program = (
         "import importlib, json, sys\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -14,7 +13,8 @@ from commands import ROOT, SMALL, trial_directories, tune_command
 from conftest import rows, wait_for
 from tracker_files import REWARD, stored
 
-from callbacks.trackers.tracked_run import LIBRARIES
+from callbacks.trackers.tracked_run import TRACKERS
+from grpo_trainable.plugins import missing_library
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
@@ -31,7 +31,13 @@ for trial in ("a", "b"):
     send_rows(
         run,
         [
-            {"training_iteration": n, "reward/train_mean": n / 8, "config": settings}
+            {
+                "training_iteration": n,
+                "timestamp": n,
+                "reward/train_mean": n / 8,
+                "env/pass@1_mean": 0.5,
+                "config": settings,
+            }
             for n in range(1, int(rounds) + 1)
         ],
     )
@@ -64,11 +70,10 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def installed(tracker: str) -> bool:
-    spec = importlib.util.find_spec(LIBRARIES[tracker])
-    return spec is not None and spec.origin is not None
+    return missing_library(tracker, "") is None
 
 
-@pytest.mark.parametrize("tracker", LIBRARIES)
+@pytest.mark.parametrize("tracker", TRACKERS)
 def test_after_a_kill_each_run_is_continued_and_gets_the_report(
     tracker: str, tmp_path: Path
 ) -> None:
@@ -91,7 +96,7 @@ def test_after_a_kill_each_run_is_continued_and_gets_the_report(
 
 
 def test_a_killed_command_is_resumed_with_its_trackers(tmp_path: Path) -> None:
-    trackers = [tracker for tracker in LIBRARIES if installed(tracker)]
+    trackers = [tracker for tracker in TRACKERS if installed(tracker)]
     if not trackers:
         pytest.skip("needs an extra: wandb, mlflow or trackio")
     argv = ["--space", "async_vs_sync", "--set", "arm=colocated_k1", *SMALL, "--name", "cut"]

@@ -19,7 +19,7 @@ from callbacks import grpo_callbacks
 from callbacks.own_callback import own_callback
 from callbacks.result_files import ResultJsonCallback
 from callbacks.trackers.tracked_run import (
-    LIBRARIES,
+    TRACKERS,
     Report,
     State,
     TrackedTrial,
@@ -27,9 +27,13 @@ from callbacks.trackers.tracked_run import (
     clean,
     metrics_of,
     refuse_unusable,
+    without_secrets,
 )
-from callbacks.trackers.tracker_callback import PAUSE_S, TrackerCallback
+from callbacks.trackers.tracker_callback import SHARE, TrackerCallback
 from grpo_trainable.plugins import PluginError
+
+
+ENDED_AT = 1_700_000_000
 
 
 @dataclass
@@ -40,6 +44,8 @@ class Server:
     states: dict[str, State | None] = field(default_factory=dict)
     metrics: list[Mapping[str, float]] = field(default_factory=list)
     down: bool = False
+    takes_s: float = 0.0  # duration of a call
+    now_s: float = 0.0
     calls: int = 0
 
     def open_run(self, tracker: str, trial: TrackedTrial) -> ServerRun:
@@ -48,11 +54,12 @@ class Server:
 
     def answer(self) -> None:
         self.calls += 1
+        self.now_s += self.takes_s
         if self.down:
             raise ConnectionError("the tracker does not answer")
 
-    def callbacks(self, clock: Any = lambda: 0.0) -> list[Callback]:
-        tracker = TrackerCallback("fake", "lag", open_run=self.open_run, clock=clock)
+    def callbacks(self) -> list[Callback]:
+        tracker = TrackerCallback("fake", "lag", open_run=self.open_run, clock=lambda: self.now_s)
         return [ResultJsonCallback(), tracker]
 
 
@@ -62,8 +69,9 @@ class ServerRun:
         self.next_round = max(server.rounds.setdefault(trial.id, []), default=0) + 1
         server.states[trial.id] = None
 
-    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
+    def log(self, round_: int, metrics: Mapping[str, float], ended_at: int) -> None:
         self._server.answer()
+        assert ended_at == ENDED_AT + round_
         assert round_ >= self.next_round
         self._server.rounds[self._id].append(round_)
         self._server.metrics.append(metrics)
@@ -88,7 +96,8 @@ def start(callbacks: list[Callback], trial: FakeTrial, checkpoint: int | None = 
 
 def play(callbacks: list[Callback], trial: FakeTrial, rounds: range) -> None:
     for round_ in rounds:
-        call(callbacks, "on_trial_result", trial, result=detailed(round_))
+        result = detailed(round_, metrics={"timestamp": ENDED_AT + round_})
+        call(callbacks, "on_trial_result", trial, result=result)
 
 
 @pytest.mark.parametrize("arrived", [0, 3, 5, 6])
@@ -117,18 +126,40 @@ def test_a_retry_in_the_same_process_repeats_no_round(tmp_path: Path) -> None:
     assert server.rounds == {"lag-trial": [1, 2, 3, 4, 5, 6, 7]}
 
 
-def test_a_tracker_that_fails_is_asked_again_after_a_pause_and_gets_every_round(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_tracker_that_fails_is_tried_again_after_a_pause_and_gets_every_round(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server, trial, now = Server(down=True), FakeTrial(tmp_path / "trial"), SimpleNamespace(s=0.0)
-    callbacks = server.callbacks(lambda: now.s)
+    server, trial = Server(down=True, takes_s=40.0), FakeTrial(tmp_path / "trial")
+    callbacks = server.callbacks()
     start(callbacks, trial)
     play(callbacks, trial, range(1, 5))
     assert server.calls == 1
-    assert len(caplog.records) == 1
-    server.down, now.s = False, PAUSE_S
+    server.now_s += 40 / SHARE
     play(callbacks, trial, range(5, 7))
-    assert server.rounds == {"lag-trial": [1, 2, 3, 4, 5, 6]}
+    assert server.calls == 2
+    server.now_s += 40 / SHARE
+    server.down, server.takes_s = False, 0.0
+    play(callbacks, trial, range(7, 9))
+    assert server.rounds == {"lag-trial": [1, 2, 3, 4, 5, 6, 7, 8]}
+    assert capsys.readouterr().out.splitlines() == [
+        "sync/0: fake fails (ConnectionError: the tracker does not answer); rounds will be sent "
+        "later",
+        "sync/0: fake works again",
+    ]
+
+
+def test_training_waits_for_a_slow_tracker_for_a_tenth_of_the_time(tmp_path: Path) -> None:
+    server, trial = Server(takes_s=5.0), FakeTrial(tmp_path / "trial")
+    callbacks = server.callbacks()
+    start(callbacks, trial)
+    for round_ in range(1, 101):
+        server.now_s += 20
+        before = server.now_s
+        play(callbacks, trial, range(round_, round_ + 1))
+        assert server.now_s - before <= 10  # the first call opens the run and sends a round
+    assert 5 * server.calls < SHARE * server.now_s
+    call(callbacks, "on_trial_complete", trial)
+    assert server.rounds == {"lag-trial": list(range(1, 101))}
 
 
 def test_rounds_that_wait_are_sent_when_the_trial_ends(tmp_path: Path) -> None:
@@ -137,6 +168,21 @@ def test_rounds_that_wait_are_sent_when_the_trial_ends(tmp_path: Path) -> None:
     start(callbacks, trial)
     play(callbacks, trial, range(1, 4))
     server.down = False
+    call(callbacks, "on_trial_complete", trial)
+    assert server.rounds == {"lag-trial": [1, 2, 3]}
+    assert server.states == {"lag-trial": "finished"}
+
+
+def test_a_trial_that_ends_after_a_resume_without_a_new_round_gets_its_last_rounds(
+    tmp_path: Path,
+) -> None:
+    server, trial = Server(), FakeTrial(tmp_path / "trial")
+    callbacks = server.callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 4))
+    del server.rounds["lag-trial"][1:]
+    callbacks = server.callbacks()
+    start(callbacks, trial, 3)
     call(callbacks, "on_trial_complete", trial)
     assert server.rounds == {"lag-trial": [1, 2, 3]}
     assert server.states == {"lag-trial": "finished"}
@@ -190,6 +236,13 @@ def test_the_id_of_a_run_names_experiment_and_trial_and_suits_every_tracker() ->
     assert all(len(name) == 128 for name in long)
 
 
+def test_no_password_or_token_of_a_url_is_printed() -> None:
+    urls = "no answer from https://me:word@host/api, http://host?write_token=abc&x=1"
+    assert without_secrets(OSError(urls)) == (
+        "OSError: no answer from https://…host/api, http://host?write_token=…&x=1"
+    )
+
+
 def test_only_finite_metrics_are_sent() -> None:
     values = {"loss/policy": math.nan, "reward/train_mean": 0.5, "env/steps": 3}
     found = metrics_of(row(1, **values))
@@ -198,7 +251,7 @@ def test_only_finite_metrics_are_sent() -> None:
     assert not {"loss/policy", "training_iteration", "time_total_s", "config"} & found.keys()
 
 
-@pytest.mark.parametrize("tracker", LIBRARIES)
+@pytest.mark.parametrize("tracker", TRACKERS)
 @pytest.mark.parametrize("spec", [None, SimpleNamespace(origin=None)])
 def test_a_missing_extra_is_one_line_that_names_the_command(
     tracker: str, spec: Any, monkeypatch: pytest.MonkeyPatch
