@@ -22,13 +22,13 @@ def own_callback(reference: str) -> Callback:
     found = load(OPTION, reference)
     if not (isinstance(found, type) and issubclass(found, Callback)):
         raise PluginError(f"{OPTION} {reference}: must be a class derived from ray.tune.Callback")
-
-    class OwnCallback(FailSafeCallback, found):
-        def __reduce__(self) -> tuple:
-            return own_callback, (reference,)
-
-    OwnCallback.__name__ = found.__name__  # the name in error messages
     try:
+
+        class OwnCallback(FailSafeCallback, found):
+            def __reduce__(self) -> tuple:
+                return own_callback, (reference,)
+
+        OwnCallback.__name__ = found.__name__  # the name in error messages
         return OwnCallback()
     except Exception as error:
         raise PluginError(

@@ -97,10 +97,10 @@ class TrackerCallback(FailSafeCallback):
                 self._finish(trial, "interrupted")
 
     def _finish(self, trial: Any, state: State) -> None:
-        rows = list(_rows(trial))
-        if not rows:
-            return
         with self._errors_printed(trial):
+            rows = list(_rows(trial))
+            if not rows:
+                return
             run = self._run(trial, rows[-1])
             del self._runs[trial.trial_id]
             try:

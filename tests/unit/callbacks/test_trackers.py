@@ -32,7 +32,6 @@ from callbacks.trackers.tracked_run import (
 from callbacks.trackers.tracker_callback import SHARE, TrackerCallback
 from grpo_trainable.plugins import PluginError
 
-
 ENDED_AT = 1_700_000_000
 
 
