@@ -112,13 +112,13 @@ def test_a_killed_command_is_resumed_with_its_trackers(tmp_path: Path) -> None:
         return bool(found) and len(rows(found[0])) >= count
 
     try:
-        wait_for(lambda: has_rows(5) or killed.poll() is not None, 120)
+        wait_for(lambda: has_rows(5) or killed.poll() is not None, 300)
     finally:
         killed.kill()
         printed, _ = killed.communicate()
     assert killed.returncode == -signal.SIGKILL, printed
     resume = tune_command("--resume", "--name", "cut", storage=tmp_path / "storage")
-    resumed = subprocess.run(resume, timeout=120, check=False, **options)
+    resumed = subprocess.run(resume, timeout=300, check=False, **options)
     assert resumed.returncode == 0, resumed.stdout
 
     (trial,) = trial_directories(experiment)
