@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from callbacks.trackers.tracked_run import (
@@ -51,19 +51,15 @@ def attach(
         name: Name under which the trackers group the runs.
     """
     directory = experiment.directory
-    names = ["report.html", "report.json", *_plots(directory)]
+    plots = sorted((directory / "plots").glob("*.png"))
+    files = [directory / "report.html", directory / "report.json", *plots]
     report = Report(
-        files={name: path for name in names if (path := directory / name).is_file()},
+        files={path.relative_to(directory).as_posix(): path for path in files if path.is_file()},
         columns=comparison.header,
         rows=comparison.rows(),
     )
     trials = [trial for trial in experiment.trials if trial.rows]
     return [_attach(tracker, report, trials, name) for tracker in trackers]
-
-
-def _plots(directory: Path) -> Iterator[str]:
-    for path in sorted((directory / "plots").glob("*.png")):
-        yield path.relative_to(directory).as_posix()
 
 
 def _attach(tracker: str, report: Report, trials: Sequence[TrialRecord], name: str) -> str:
