@@ -10,6 +10,7 @@ from callbacks.trackers.tracked_run import (
     State,
     TrackedTrial,
     open_run,
+    refuse_unusable,
     send_rows,
     without_secrets,
 )
@@ -64,6 +65,7 @@ def attach(
 
 def _attach(tracker: str, report: Report, trials: Sequence[TrialRecord], name: str) -> str:
     try:
+        refuse_unusable(tracker)
         for trial in trials:
             _attach_to(tracker, report, trial, name)
     except Exception as error:  # a failed tracker does not change how the trials ended

@@ -1,4 +1,4 @@
-"""The run of a trial in a tracker, and the table of trackers."""
+"""The run of a trial in a tracker, and the names of the trackers."""
 
 from __future__ import annotations
 
