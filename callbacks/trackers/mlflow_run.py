@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,18 +58,13 @@ class Run:
         for start in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._id, params=params[start : start + MOST_PARAMS])
 
-    def log(self, round_: int, metrics: Mapping[str, float], ended_at: int) -> None:
-        """Send a round as the step of its number, in one request.
-
-        If MLflow has stored the round, but its answer was lost, the round is sent again. MLflow
-        then stores nothing, because step, time and values are the same.
-        """
+    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
+        """Send a round as the step of its number, in one request, which is stored or rejected."""
+        now = int(time.time() * 1000)
+        values = {**metrics, ROUND: float(round_)}
         self._client.log_batch(
             self._id,
-            [
-                Metric(_accepted(name), value, ended_at * 1000, round_)
-                for name, value in {**metrics, ROUND: float(round_)}.items()
-            ],
+            [Metric(_accepted(name), value, now, round_) for name, value in values.items()],
         )
         self.next_round = round_ + 1
 

@@ -73,14 +73,8 @@ class TrackedRun(Protocol):
         """Open the trial's run, or create the run if the tracker does not have it yet."""
         ...
 
-    def log(self, round_: int, metrics: Mapping[str, float], ended_at: int) -> None:
-        """Send the metrics of a round, which must not be before `next_round`.
-
-        Args:
-            round_: Number of the round.
-            metrics: The metrics.
-            ended_at: Time at which the round ended, in seconds since 1970.
-        """
+    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics of a round, which must not be before `next_round`."""
         ...
 
     def attach(self, report: Report) -> None:
@@ -119,7 +113,7 @@ def send_rows(run: TrackedRun, rows: Iterable[Mapping[str, Any]]) -> None:
     """Send the rows that the tracker lacks, in order."""
     for row in rows:
         if row["training_iteration"] >= run.next_round:
-            run.log(row["training_iteration"], metrics_of(row), row["timestamp"])
+            run.log(row["training_iteration"], metrics_of(row))
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:

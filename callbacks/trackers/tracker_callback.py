@@ -127,6 +127,8 @@ class TrackerCallback(FailSafeCallback):
         try:
             yield
         except Exception as error:  # a tracker never ends a trial
+            # Open the run again, because the tracker may have stored the round all the same.
+            self._runs.pop(trial.trial_id, None)
             if trial.trial_id not in self._failing:
                 self._failing.add(trial.trial_id)
                 said = f"{self._tracker} fails ({without_secrets(error)})"

@@ -49,7 +49,7 @@ class Run:
         self._artifact = clean(f"report-{trial.id}")
         self.next_round: int = max(1, self._run._next_step)  # the step after the last stored one
 
-    def log(self, round_: int, metrics: Mapping[str, float], ended_at: int) -> None:
+    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
         """Send a round as the step of its number."""
         self._run.log(dict(metrics), step=round_)
         self.next_round = round_ + 1

@@ -81,7 +81,7 @@ class Run:
             if file.parent.name != Path(settings.sync_dir).name:
                 yield file.parent
 
-    def log(self, round_: int, metrics: Mapping[str, float], ended_at: int) -> None:
+    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
         """Send a round as the step of its number."""
         self._run.log(dict(metrics), step=round_, commit=True)
         self.next_round = round_ + 1

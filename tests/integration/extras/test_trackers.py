@@ -33,7 +33,6 @@ for trial in ("a", "b"):
         [
             {
                 "training_iteration": n,
-                "timestamp": n,
                 "reward/train_mean": n / 8,
                 "env/pass@1_mean": 0.5,
                 "config": settings,

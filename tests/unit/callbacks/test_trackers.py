@@ -32,8 +32,6 @@ from callbacks.trackers.tracked_run import (
 from callbacks.trackers.tracker_callback import SHARE, TrackerCallback
 from grpo_trainable.plugins import PluginError
 
-ENDED_AT = 1_700_000_000
-
 
 @dataclass
 class Server:
@@ -43,6 +41,7 @@ class Server:
     states: dict[str, State | None] = field(default_factory=dict)
     metrics: list[Mapping[str, float]] = field(default_factory=list)
     down: bool = False
+    loses_answers: bool = False  # True if a round is stored, but the callback gets an error
     takes_s: float = 0.0  # duration of a call
     now_s: float = 0.0
     calls: int = 0
@@ -68,12 +67,13 @@ class ServerRun:
         self.next_round = max(server.rounds.setdefault(trial.id, []), default=0) + 1
         server.states[trial.id] = None
 
-    def log(self, round_: int, metrics: Mapping[str, float], ended_at: int) -> None:
+    def log(self, round_: int, metrics: Mapping[str, float]) -> None:
         self._server.answer()
-        assert ended_at == ENDED_AT + round_
         assert round_ >= self.next_round
         self._server.rounds[self._id].append(round_)
         self._server.metrics.append(metrics)
+        if self._server.loses_answers:
+            raise ConnectionError("no answer")
         self.next_round = round_ + 1
 
     def attach(self, report: Report) -> None: ...
@@ -95,8 +95,7 @@ def start(callbacks: list[Callback], trial: FakeTrial, checkpoint: int | None = 
 
 def play(callbacks: list[Callback], trial: FakeTrial, rounds: range) -> None:
     for round_ in rounds:
-        result = detailed(round_, metrics={"timestamp": ENDED_AT + round_})
-        call(callbacks, "on_trial_result", trial, result=result)
+        call(callbacks, "on_trial_result", trial, result=detailed(round_))
 
 
 @pytest.mark.parametrize("arrived", [0, 3, 5, 6])
@@ -145,6 +144,18 @@ def test_a_tracker_that_fails_is_tried_again_after_a_pause_and_gets_every_round(
         "later",
         "sync/0: fake works again",
     ]
+
+
+def test_a_round_whose_answer_was_lost_is_not_sent_again(tmp_path: Path) -> None:
+    server, trial = Server(), FakeTrial(tmp_path / "trial")
+    callbacks = server.callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    server.loses_answers = True
+    play(callbacks, trial, range(3, 5))
+    server.loses_answers = False
+    play(callbacks, trial, range(5, 7))
+    assert server.rounds == {"lag-trial": [1, 2, 3, 4, 5, 6]}
 
 
 def test_training_waits_for_a_slow_tracker_for_a_tenth_of_the_time(tmp_path: Path) -> None:
