@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from callbacks.trackers.tracked_run import (
-    Report,
     State,
     TrackedTrial,
     open_run,
@@ -54,16 +55,18 @@ def attach(
     directory = experiment.directory
     plots = sorted((directory / "plots").glob("*.png"))
     files = [directory / "report.html", directory / "report.json", *plots]
-    report = Report(
-        files={path.relative_to(directory).as_posix(): path for path in files if path.is_file()},
-        columns=comparison.header,
-        rows=comparison.rows(),
-    )
+    report = {path.relative_to(directory).as_posix(): path for path in files if path.is_file()}
     trials = [trial for trial in experiment.trials if trial.rows]
-    return [_attach(tracker, report, trials, name) for tracker in trackers]
+    with tempfile.TemporaryDirectory() as temporary:
+        table = report["table.csv"] = Path(temporary, "table.csv")
+        with table.open("w", newline="") as file:
+            csv.writer(file).writerows([comparison.header, *comparison.rows()])
+        return [_attach(tracker, report, trials, name) for tracker in trackers]
 
 
-def _attach(tracker: str, report: Report, trials: Sequence[TrialRecord], name: str) -> str:
+def _attach(
+    tracker: str, report: Mapping[str, Path], trials: Sequence[TrialRecord], name: str
+) -> str:
     try:
         refuse_unusable(tracker)
         for trial in trials:
@@ -73,7 +76,7 @@ def _attach(tracker: str, report: Report, trials: Sequence[TrialRecord], name: s
     return f"{tracker}: the report is attached to {plural(len(trials), 'run')}"
 
 
-def _attach_to(tracker: str, report: Report, trial: TrialRecord, name: str) -> None:
+def _attach_to(tracker: str, report: Mapping[str, Path], trial: TrialRecord, name: str) -> None:
     rows = list(read_rows(trial.directory / EXPR_RESULT_FILE))
     described = TrackedTrial(
         experiment=name,

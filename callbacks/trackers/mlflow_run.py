@@ -7,12 +7,13 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
-from callbacks.trackers.tracked_run import Report, State, TrackedTrial
+from callbacks.trackers.tracked_run import State, TrackedTrial
 from grpo_trainable.config import flatten
 
 TAG = "grpo_trainable.trial"  # the tag by which a resumed trial finds its run
@@ -68,13 +69,11 @@ class Run:
         )
         self.next_round = round_ + 1
 
-    def attach(self, report: Report) -> None:
-        """Log the report's files, and its table as a file that MLflow shows as a table."""
-        for name, path in report.files.items():
+    def attach(self, report: Mapping[str, Path]) -> None:
+        """Log the report's files in the directory `report`."""
+        for name, path in report.items():
             directory = f"report/{name}".rpartition("/")[0]
             self._client.log_artifact(self._id, str(path), directory)
-        table = {"columns": list(report.columns), "data": [list(row) for row in report.rows]}
-        self._client.log_dict(self._id, table, "report/table.json")
 
     def close(self, state: State) -> None:
         """Record how the trial ended. Each request has been answered already."""

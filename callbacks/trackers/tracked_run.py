@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -51,15 +51,6 @@ class TrackedTrial:
         return clean(f"{self.experiment}-{self.directory}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The parts of an experiment's report to attach to a run."""
-
-    files: Mapping[str, Path]  # path in the tracker -> file on this machine, of the same name
-    columns: Sequence[str]  # columns of the table that compares the arms
-    rows: Sequence[Sequence[str]]
-
-
 class TrackedRun(Protocol):
     """The run of a trial in a tracker.
 
@@ -77,8 +68,12 @@ class TrackedRun(Protocol):
         """Send the metrics of a round, which must not be before `next_round`."""
         ...
 
-    def attach(self, report: Report) -> None:
-        """Attach the report. A former report of the run is replaced or becomes an old version."""
+    def attach(self, report: Mapping[str, Path]) -> None:
+        """Attach a report, which replaces a former one or becomes its newest version.
+
+        Args:
+            report: Path in the tracker -> file on this machine, which has the same name.
+        """
         ...
 
     def close(self, state: State) -> None:

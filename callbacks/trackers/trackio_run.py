@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-import csv
 import io
-import tempfile
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -14,7 +12,7 @@ from typing import Any
 
 import trackio  # pyright: ignore[reportMissingImports]
 
-from callbacks.trackers.tracked_run import PROJECT, Report, State, TrackedTrial, clean
+from callbacks.trackers.tracked_run import PROJECT, State, TrackedTrial, clean
 
 
 class Run:
@@ -54,17 +52,12 @@ class Run:
         self._run.log(dict(metrics), step=round_)
         self.next_round = round_ + 1
 
-    def attach(self, report: Report) -> None:
-        """Log the report as an artifact, with its table as table.csv."""
+    def attach(self, report: Mapping[str, Path]) -> None:
+        """Log the report as an artifact."""
         artifact = trackio.Artifact(self._artifact, type="report")
-        for name, path in report.files.items():
+        for name, path in report.items():
             artifact.add_file(path, name)
-        with tempfile.TemporaryDirectory() as directory:
-            table = Path(directory, "table.csv")
-            with table.open("w", newline="") as file:
-                csv.writer(file).writerows([report.columns, *report.rows])
-            artifact.add_file(table)
-            self._run.log_artifact(artifact)
+        self._run.log_artifact(artifact)
 
     def close(self, state: State) -> None:
         """Write all waiting rounds. Trackio does not record how a trial ended."""

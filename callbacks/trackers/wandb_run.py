@@ -10,14 +10,7 @@ from typing import Any
 
 import wandb  # pyright: ignore[reportMissingImports]
 
-from callbacks.trackers.tracked_run import (
-    PROJECT,
-    Report,
-    State,
-    TrackedTrial,
-    TrackerError,
-    clean,
-)
+from callbacks.trackers.tracked_run import PROJECT, State, TrackedTrial, TrackerError, clean
 
 OFFLINE = ("offline", "disabled", "dryrun")  # modes that need no login
 WAIT_S = 30.0  # longest wait for the server, because the other trials wait too
@@ -86,13 +79,11 @@ class Run:
         self._run.log(dict(metrics), step=round_, commit=True)
         self.next_round = round_ + 1
 
-    def attach(self, report: Report) -> None:
+    def attach(self, report: Mapping[str, Path]) -> None:
         """Log the report as an artifact. W&B stores equal reports of several runs once."""
         artifact = wandb.Artifact(self._artifact, type="report")
-        for name, path in report.files.items():
+        for name, path in report.items():
             artifact.add_file(str(path), name)
-        rows = [list(row) for row in report.rows]
-        artifact.add(wandb.Table(columns=list(report.columns), data=rows), "table")
         self._run.log_artifact(artifact)
 
     def close(self, state: State) -> None:

@@ -21,7 +21,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 
-from callbacks.trackers.tracked_run import Report, TrackedTrial, open_run, send_rows
+from callbacks.trackers.tracked_run import TrackedTrial, open_run, send_rows
 
 tracker, rounds, report = sys.argv[1:]
 settings = {"arm": "sync", "optim": {"lr": 1e-4}}
@@ -43,7 +43,7 @@ for trial in ("a", "b"):
     if not report:
         continue
     files = {name: Path(report, name) for name in ("report.html", "plots/a.png")}
-    run.attach(Report(files=files, columns=["arm", "rounds"], rows=[["sync", "8"]]))
+    run.attach(files)
     run.close("finished")
 if not report:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -91,7 +91,7 @@ def test_after_a_kill_each_run_is_continued_and_gets_the_report(
     expected = [(n, n / 8) for n in range(1, 9)]
     assert steps == {"lag-a": expected, "lag-b": expected}
     for attached in files.values():
-        assert {"report.html", "plots/a.png"} < attached  # and the table
+        assert attached == {"report.html", "plots/a.png"}
 
 
 def test_a_killed_command_is_resumed_with_its_trackers(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_killed_command_is_resumed_with_its_trackers(tmp_path: Path) -> None:
         (found,) = steps.values()
         assert found == expected  # at lag 0, a repeated round equals its first version
         (attached,) = files.values()
-        assert {"report.html", "report.json"} < attached
+        assert {"report.html", "report.json", "table.csv"} < attached
         assert f"{tracker}: the report is attached to 1 run" in resumed.stdout
     assert [path for path in tmp_path.rglob("*") if contains(path, KEY)] == []
     assert KEY not in printed + resumed.stdout

@@ -20,7 +20,6 @@ from callbacks.own_callback import own_callback
 from callbacks.result_files import ResultJsonCallback
 from callbacks.trackers.tracked_run import (
     TRACKERS,
-    Report,
     State,
     TrackedTrial,
     TrackerError,
@@ -76,7 +75,7 @@ class ServerRun:
             raise ConnectionError("no answer")
         self.next_round = round_ + 1
 
-    def attach(self, report: Report) -> None: ...
+    def attach(self, report: Mapping[str, Path]) -> None: ...
 
     def close(self, state: State) -> None:
         self._server.answer()
