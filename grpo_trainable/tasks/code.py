@@ -12,6 +12,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.environments.sandbox import INSTALL, SandboxError, check_containment
 from grpo_trainable.environments.unit_tests import count_tests, run_tests
 from grpo_trainable.tasks.messages import is_text
+from grpo_trainable.tasks.order import Rows, SplitTask
 from grpo_trainable.tasks.prompt_files import note_on_shared, sources_in_files, split_files
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 
@@ -173,7 +174,7 @@ class CodeReward:
         return Score(reward=reward, format_reward=float(result.compiled), answer_reward=reward)
 
 
-class CodeTask:
+class CodeTask(SplitTask[Rows]):
     """Programming problems from data files in the layouts of HumanEval and MBPP.
 
     All problems in `eval_file` are held out. Without `eval_file`, a hash of each prompt decides
@@ -206,31 +207,10 @@ class CodeTask:
         first, *others = {STOPS[row.ground_truth["layout"]] for row in rows}  # pyright: ignore
         return () if others else first
 
-    def train_example(self, prompt_index: int) -> Example:
-        """Return training problem `prompt_index`. Each pass has a different order."""
-        return self._train.example(f"train {self._seed}", prompt_index)
-
-    @property
-    def train_size(self) -> int:
-        """Number of training problems in one pass."""
-        return self._train.size
-
-    @property
-    def eval_size(self) -> int:
-        """Number of held-out problems before they repeat."""
-        return self._heldout.size
-
     def notes(self) -> list[str]:
         """Return one line if problems are both trained on and held out."""
         note = note_on_shared(self._train, self._heldout, *self._files)
         return [] if note is None else [note]
-
-    def eval_examples(self, count: int) -> list[Example]:
-        """Return the same `count` held-out problems for every seed.
-
-        The problems repeat if `count` exceeds their number.
-        """
-        return [self._heldout.example("eval", i) for i in range(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """Score a response as `CodeReward.reward` does."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.messages import is_text, mistake_in_prompt
-from grpo_trainable.tasks.order import Rows, permutation
+from grpo_trainable.tasks.order import Rows, SplitTask, permutation
 from grpo_trainable.tasks.prompt_files import (
     hash_fraction,
     read_examples,
@@ -164,7 +164,10 @@ def parse_example(row: Mapping[str, Any], *, own_reward: bool = False) -> Exampl
 
 @dataclass(frozen=True)
 class _Words:
-    """An endless stream of prompts made from words. A pass uses each word at most once."""
+    """An endless stream of prompts made from words. A pass uses each word at most once.
+
+    If a prompt is made from several words, each pass combines the words anew.
+    """
 
     words: Sequence[str]
     per_prompt: int
@@ -182,7 +185,7 @@ class _Words:
         return Example(keyword_prompt(keywords), keywords, {"keywords": keywords})
 
 
-class KeywordTask:
+class KeywordTask(SplitTask[Rows | _Words]):
     """Prompts from a word file (`keywords_file`, by default the shipped nouns) or from data files.
 
     `split_of` splits words into training and held-out words. `train_file` replaces all prompts made
@@ -201,8 +204,6 @@ class KeywordTask:
         self._seed = seed
         train_file, eval_file, strict = settings.train_file, settings.eval_file, settings.strict
         parse = partial(parse_example, own_reward=settings.reward is not None)
-        self._train: Rows | _Words
-        self._heldout: Rows | _Words
         if train_file is not None:
             self._train, self._heldout = split_files(train_file, eval_file, parse, strict=strict)
         else:
@@ -214,32 +215,6 @@ class KeywordTask:
             )
         words = "the shipped nouns" if settings.keywords_file is None else "task.keywords_file"
         self.sources = sources_in_files(train_file, eval_file, f"from {words}")
-
-    def train_example(self, prompt_index: int) -> Example:
-        """Return training example `prompt_index`, a pure function of (seed, prompt_index).
-
-        Each pass over the prompts has a different order.
-        """
-        return self._train.example(f"train {self._seed}", prompt_index)
-
-    @property
-    def train_size(self) -> int:
-        """Number of training examples in one pass."""
-        return self._train.size
-
-    @property
-    def eval_size(self) -> int:
-        """Number of held-out examples before they repeat."""
-        return self._heldout.size
-
-    def eval_examples(self, count: int) -> list[Example]:
-        """Return the same `count` held-out examples for every seed.
-
-        A larger `count` only appends examples. If `count` exceeds the number of held-out examples,
-        the words or rows repeat. If prompts are made from several words, the words repeat in new
-        combinations. Otherwise the same prompts repeat.
-        """
-        return [self._heldout.example("eval", prompt_index) for prompt_index in range(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """Reward 1 if the response contains every keyword of `ground_truth`, else 0.

@@ -12,6 +12,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
+from grpo_trainable.tasks.order import Rows, SplitTask
 from grpo_trainable.tasks.prompt_files import (
     note_on_shared,
     sources_in_files,
@@ -116,7 +117,7 @@ def _final_answer(worked: str) -> str | None:
     return after.strip() if marked else boxed_answer(worked)
 
 
-class MathTask:
+class MathTask(SplitTask[Rows]):
     """Problems from data files, or the shipped problems.
 
     All problems in `eval_file` are held out. Without `eval_file`, a hash of each question decides
@@ -144,20 +145,6 @@ class MathTask:
             settings.train_file, settings.eval_file, "from the shipped problems"
         )
 
-    def train_example(self, prompt_index: int) -> Example:
-        """Return training problem `prompt_index`. Each pass has a different order."""
-        return self._asked(self._train.example(f"train {self._seed}", prompt_index))
-
-    @property
-    def train_size(self) -> int:
-        """Number of training problems in one pass."""
-        return self._train.size
-
-    @property
-    def eval_size(self) -> int:
-        """Number of held-out problems before they repeat."""
-        return self._heldout.size
-
     def notes(self) -> list[str]:
         """Return one line for each likely mistake.
 
@@ -170,16 +157,9 @@ class MathTask:
         found.append(note_on_shared(self._train, self._heldout, *files))
         return [note for note in found if note is not None]
 
-    def eval_examples(self, count: int) -> list[Example]:
-        """Return the same `count` held-out problems for every seed.
-
-        The problems repeat if `count` exceeds their number.
-        """
-        return [self._asked(self._heldout.example("eval", i)) for i in range(count)]
-
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """Reward 1 if the answer in the response equals the true answer, else 0."""
         return self._reward.reward(response, ground_truth)
 
-    def _asked(self, problem: Example) -> Example:
-        return replace(problem, prompt=prompt_of(self._template, as_text(problem.prompt)))
+    def _asked(self, example: Example) -> Example:
+        return replace(example, prompt=prompt_of(self._template, as_text(example.prompt)))
