@@ -342,9 +342,11 @@ def _print_answer(run: Run) -> None:
     print(run.read_result()["answer"])
     print(run.out / PAGE)
     print(run.trained_model)
+    path = shlex.quote(str(run.trained_model))
     if run.stage.writes_text:
-        path = shlex.quote(str(run.trained_model))
         print(f"to train from it: --set model.path={path}", flush=True)
+    else:
+        print(f"to train on its rewards: --set task.reward=model:{path}", flush=True)
 
 
 if __name__ == "__main__":

@@ -165,10 +165,12 @@ def score(directory: Path, text: str, *, reward: bool) -> float:
     ],
 )
 def test_margins_of_held_out_pairs_are_those_of_the_written_model(
-    stage, margin, rows, settings, model, place
+    stage, margin, rows, settings, model, place, capsys
 ):
     out = place / "out"
     assert run(stage, model, rows, "out", **settings) == 0
+    setting = "task.reward=model:" if stage == "reward-model" else "model.path="
+    assert f"--set {setting}{out / 'model'}" in capsys.readouterr().out
     found = result(out)
     assert found["accuracy"]["value"] == 1.0
     first, *_, last = logged(out, margin)
