@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-28s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-tune: fresh ## Make .venv and run the search space async_vs_sync (12 minutes).
+tune: fresh ## Make .venv and run the search space async_vs_sync (9 minutes).
 	$(PIP_INSTALL) -e '.[report]'
 	$(BIN)/python launch/tune.py --space async_vs_sync $(ARGS)
 

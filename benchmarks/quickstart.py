@@ -1,6 +1,6 @@
 """Record the run that the README and the quickstart show: the main job, as `make tune` starts it.
 
-    python benchmarks/quickstart.py            a quarter of an hour on two idle cores
+    python benchmarks/quickstart.py            ten minutes on two idle cores
     python benchmarks/quickstart.py --no-run   only tables and pictures, from the existing run
 
 - Writes the output of the run (with short paths), its report.json and pictures of the report to
@@ -31,8 +31,11 @@ DOCS = ROOT / "docs"
 KEPT = DOCS / "quickstart"
 PLOTS = ("reward_wall_clock", "stages", "legend")
 # CSS that hides parts of the page while its picture is taken, and the size of the picture.
-HIDDEN = "section:not(#arms):not(:has(figure#reward_rounds)), #arms p { display: none }"
-SIZE = "1260,1312"
+HIDDEN = (
+    "section:not(#arms):not(:has(figure#reward_rounds)), #arms p, #arms .scroll ~ .scroll"
+    " { display: none }"
+)
+SIZE = "1260,1610"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -51,10 +54,10 @@ def main() -> None:
     if not args.no_run:
         origin = provenance(args)
         KEPT.joinpath("log.txt").write_text(log_of_a_run(args.storage, args.seed))
-        report = args.storage / NAME / "report.json"
-        shutil.copyfile(report, KEPT / "report.json")
-        workload = {"space": "async_vs_sync", "trials": json.loads(report.read_text())["trials"]}
-        digest = hashlib.sha256(report.read_bytes()).hexdigest()
+        report = with_short_paths((args.storage / NAME / "report.json").read_text(), args.storage)
+        KEPT.joinpath("report.json").write_text(report)
+        workload = {"space": "async_vs_sync", "trials": json.loads(report)["trials"]}
+        digest = hashlib.sha256(report.encode()).hexdigest()
         write(args.out, {**origin, "workload": workload, "report_json_sha256": digest})
     for plot in PLOTS:
         shutil.copyfile(args.storage / NAME / "plots" / f"{plot}.png", KEPT / f"{plot}.png")
@@ -74,10 +77,15 @@ def log_of_a_run(storage: Path, seed: int) -> str:
         assert job.stdout is not None
         for line in job.stdout:
             print(line, end="", flush=True)
-            lines.append(line.replace(str(storage), "~/ray_results"))
+            lines.append(with_short_paths(line, storage))
     if job.returncode != 0:
         sys.exit(f"launch/tune.py: status {job.returncode}")
     return "".join(lines)
+
+
+def with_short_paths(text: str, storage: Path) -> str:
+    """Return the text with the storage path of most users, which is shorter."""
+    return text.replace(str(storage), "~/ray_results")
 
 
 def picture(report: Path, out: Path) -> None:
@@ -89,7 +97,8 @@ def picture(report: Path, out: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         page = Path(place, "report.html")
         style = f"<style>{HIDDEN}</style></head>"
-        page.write_text(report.read_text(encoding="utf-8").replace("</head>", style, 1))
+        text = with_short_paths(report.read_text(encoding="utf-8"), report.parent.parent)
+        page.write_text(text.replace("</head>", style, 1))
         options = [f"--user-data-dir={place}/profile", f"--window-size={SIZE}"]
         command = [browser, *QUIET, *options, f"--screenshot={out}", page.as_uri()]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
