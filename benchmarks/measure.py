@@ -290,7 +290,8 @@ def git(*words: str, tree: Path = ROOT) -> str:
 
 def is_dirty(tree: Path = ROOT) -> bool:
     """Return True if there are uncommitted changes outside the files that benchmarks write."""
-    written = (":(exclude)benchmarks/results", ":(exclude)docs/results")
+    folders = ("benchmarks/results", "docs/quickstart", "docs/results")
+    written = [f":(exclude){folder}" for folder in folders]
     return bool(git("status", "--porcelain", "--", ".", *written, tree=tree).strip())
 
 
