@@ -290,8 +290,7 @@ def git(*words: str, tree: Path = ROOT) -> str:
 
 def is_dirty(tree: Path = ROOT) -> bool:
     """Return True if there are uncommitted changes outside the files that benchmarks write."""
-    folders = ("benchmarks/results", "docs/quickstart", "docs/results")
-    written = [f":(exclude){folder}" for folder in folders]
+    written = (":!benchmarks/results", ":!docs/quickstart", ":!docs/results")
     return bool(git("status", "--porcelain", "--", ".", *written, tree=tree).strip())
 
 

@@ -27,14 +27,12 @@ from measure import ROOT, parser_of, provenance, run_benchmark, write
 
 NAME = "first"
 STORAGE = Path.home() / "ray_results" / "quickstart"
+SHORT = "~/ray_results"  # stands for the storage path in the output
 DOCS = ROOT / "docs"
 KEPT = DOCS / "quickstart"
 PLOTS = ("reward_wall_clock", "stages", "legend")
 # CSS that hides parts of the page while its picture is taken, and the size of the picture.
-HIDDEN = (
-    "section:not(#arms):not(:has(figure#reward_rounds)), #arms p, #arms .scroll ~ .scroll"
-    " { display: none }"
-)
+HIDDEN = "section:not(#arms, :has(#reward_rounds)), #arms p, .scroll ~ .scroll { display: none }"
 SIZE = "1260,1610"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = [
@@ -54,7 +52,8 @@ def main() -> None:
     if not args.no_run:
         origin = provenance(args)
         KEPT.joinpath("log.txt").write_text(log_of_a_run(args.storage, args.seed))
-        report = with_short_paths((args.storage / NAME / "report.json").read_text(), args.storage)
+        report = (args.storage / NAME / "report.json").read_text()
+        report = report.replace(str(args.storage), SHORT)
         KEPT.joinpath("report.json").write_text(report)
         workload = {"space": "async_vs_sync", "trials": json.loads(report)["trials"]}
         digest = hashlib.sha256(report.encode()).hexdigest()
@@ -77,15 +76,10 @@ def log_of_a_run(storage: Path, seed: int) -> str:
         assert job.stdout is not None
         for line in job.stdout:
             print(line, end="", flush=True)
-            lines.append(with_short_paths(line, storage))
+            lines.append(line.replace(str(storage), SHORT))
     if job.returncode != 0:
         sys.exit(f"launch/tune.py: status {job.returncode}")
     return "".join(lines)
-
-
-def with_short_paths(text: str, storage: Path) -> str:
-    """Return the text with the storage path of most users, which is shorter."""
-    return text.replace(str(storage), "~/ray_results")
 
 
 def picture(report: Path, out: Path) -> None:
@@ -97,7 +91,7 @@ def picture(report: Path, out: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         page = Path(place, "report.html")
         style = f"<style>{HIDDEN}</style></head>"
-        text = with_short_paths(report.read_text(encoding="utf-8"), report.parent.parent)
+        text = report.read_text(encoding="utf-8").replace(str(report.parents[1]), SHORT)
         page.write_text(text.replace("</head>", style, 1))
         options = [f"--user-data-dir={place}/profile", f"--window-size={SIZE}"]
         command = [browser, *QUIET, *options, f"--screenshot={out}", page.as_uri()]
