@@ -31,7 +31,9 @@ def test_rewards_on_a_gpu_equal_those_of_transformers_on_a_cpu(family: str, tmp_
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     with torch.no_grad():
         expected = [
-            reference(**tokenizer(f"{PROMPT}{text}<|endoftext|>", return_tensors="pt")).logits.item()
+            reference(
+                **tokenizer(f"{PROMPT}{text}<|endoftext|>", return_tensors="pt")
+            ).logits.item()
             for text in RESPONSES
         ]
     assert model.scores(PROMPT, RESPONSES) == pytest.approx(expected, abs=1e-4)
