@@ -18,7 +18,7 @@ from rich.progress import track
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import FAILED, OK, Parser, UsageError, number
-from grpo_trainable.config import GRPOConfig, parse_assignment, set_dotted, shown
+from grpo_trainable.config import GRPOConfig, parse_assignments, set_dotted, shown
 from grpo_trainable.text import plural
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _plan(args: argparse.Namespace) -> tuple[EnvironmentCheck, list[Specificatio
     data: dict[str, Any] = {"env": {"name": args.env}}
     if task is not None:
         data["task"] = {"name": task}
-    for key, value in map(parse_assignment, args.assignments):
+    for key, value in parse_assignments(args.assignments).items():
         set_dotted(data, key, value)
     config = GRPOConfig.from_dict(data)
     tokenizer = policy_tokenizer(config.model)

@@ -138,8 +138,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="set a config key in every trial, for example optim.lr=2e-4; arm=async_k1 runs only "
-        "that arm, and arm=sync,async_k1 these two. May be given many times. --settings lists "
-        "the keys. A relative path is relative to the current directory",
+        "that arm, and arm=sync,async_k1 these two. May be given many times, but once per key. "
+        "--settings lists the keys. A relative path is relative to the current directory",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(

@@ -24,6 +24,7 @@ from grpo_trainable.config import (
     flatten,
     make_absolute,
     parse_assignment,
+    parse_assignments,
     prepared,
     set_dotted,
     shown,
@@ -320,7 +321,7 @@ class Plan:
         """Return the settings that the options fix in every trial, with absolute paths, by key."""
         options = self.options
         checks = self._checks()
-        fixed = dict(parse_assignment(text, checks) for text in options.assignments)
+        fixed = parse_assignments(options.assignments, checks)
         if options.samples is not None and "rounds" in fixed:
             raise UsageError(
                 f"--samples {options.samples} contradicts --set rounds={shown(fixed['rounds'])}"

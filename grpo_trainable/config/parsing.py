@@ -7,7 +7,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -75,6 +75,29 @@ def parse_assignment(
         except (ValueError, RecursionError):
             continue
     return key, raw
+
+
+def parse_assignments(texts: Iterable[str], checks: Mapping[str, Check] = CHECKS) -> dict[str, Any]:
+    """Parse all assignments of a command line, and return the values by dotted key.
+
+    Args:
+        texts: The assignments.
+        checks: The checks of the known keys.
+
+    Raises:
+        ConfigError: `parse_assignment` refuses an assignment, or a key is given twice.
+    """
+    given: dict[str, Any] = {}
+    for text in texts:
+        key, value = parse_assignment(text, checks)
+        if key in given:
+            both = f"--set arm={given[key]},{value} runs both arms"
+            raise ConfigError(
+                f"{key}={shown(value)}: --set {key}={shown(given[key])} is given too; "
+                f"{both if key == 'arm' else 'remove one of the two'}"
+            )
+        given[key] = value
+    return given
 
 
 def set_dotted(mapping: dict[str, Any], key: str, value: Any) -> None:

@@ -16,6 +16,7 @@ from grpo_trainable.config import (
     make_absolute,
     mix_of,
     parse_assignment,
+    parse_assignments,
     prepared,
     set_dotted,
     shown,
@@ -160,8 +161,7 @@ def _given(
 ) -> dict[str, Any]:
     """Return everything that the user changes, as dotted key -> value."""
     given = dict(asked)
-    for text in assignments:
-        key, value = parse_assignment(text, checks)
+    for key, value in parse_assignments(assignments, checks).items():
         if not is_read(key):
             read = ", ".join(f"{name}…" if name.endswith(".") else name for name in READ)
             raise ConfigError(
@@ -169,7 +169,9 @@ def _given(
             )
         if key in asked and asked[key] != value:
             option = next(name for name, own in OPTIONS.items() if own == key)
-            raise ConfigError(f"{option} {shown(asked[key])} contradicts --set {text}")
+            raise ConfigError(
+                f"{option} {shown(asked[key])} contradicts --set {key}={shown(value)}"
+            )
         given[key] = value
     if given.get("eval.temperature") == 0:
         given.setdefault("eval.samples", 1)  # further samples would be identical

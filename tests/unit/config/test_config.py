@@ -26,6 +26,7 @@ from grpo_trainable.config import (
     fresh_wanted,
     make_absolute,
     parse_assignment,
+    parse_assignments,
     resources,
     schedule,
     set_dotted,
@@ -1339,6 +1340,23 @@ def test_assignment_without_a_key_of_ours_is_refused(text, message):
     with pytest.raises(ConfigError) as caught:
         parse_assignment(text)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (
+            ["arm=sync", "k=4", "arm=async_k1"],
+            "arm=async_k1: --set arm=sync is given too; --set arm=sync,async_k1 runs both arms",
+        ),
+        (["k=1", "k = 4"], "k=4: --set k=1 is given too; remove one of the two"),
+    ],
+)
+def test_a_key_is_given_only_once_on_a_command_line(texts, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_assignments(texts)
+    assert str(caught.value) == message
+    assert parse_assignments(["arm=sync,async_k1", "k=4"]) == {"arm": "sync,async_k1", "k": 4}
 
 
 def test_every_default_can_be_set_from_the_command_line():

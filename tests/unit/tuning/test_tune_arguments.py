@@ -93,6 +93,10 @@ SPACE = ("--space", "async_vs_sync")
         ),
         ([*SPACE, "--set", "transport=nixl"], ["transport=nixl"]),
         ([*SPACE, "--set", "arm=asynck1"], ["did you mean async_k1?"]),
+        (
+            [*SPACE, "--set", "arm=sync", "--set", "arm=async_k1"],
+            ["--set arm=sync,async_k1 runs both arms"],
+        ),
         ([*SPACE, "--set", "resources.worker_cpus=4096"], ["4096.1 CPUs", "resources.worker_cpus"]),
         (
             [*SPACE, "--set", "model.path=nowhere"],
@@ -465,7 +469,7 @@ def test_an_experiment_of_before_there_were_digests_is_resumed(started):
 
 @pytest.mark.slow
 def test_the_experiment_names_its_trials_in_order(started):
-    plan = started("--set", "arm=sync", "--num-samples", "2")
+    plan = started("--num-samples", "2")
     stored = json.loads((plan.directory / EXPERIMENT_FILE).read_text())
     assert stored["planned"] == [["sync", 0], ["sync", 1]]
 
@@ -1149,7 +1153,8 @@ def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_pat
     ],
 )
 def test_a_wrong_task_or_setting_is_one_line_and_status_2(command, mine, setting, words):
-    refused(command(*SPACE, *MINE, "--set", setting), *words)
+    given = MINE[:2] if setting.startswith("task.name=") else MINE
+    refused(command(*SPACE, *given, "--set", setting), *words)
 
 
 @pytest.mark.slow
