@@ -223,7 +223,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         dest="added_arms",
         metavar="ARM",
         nargs="+",
-        help="with --extend: arms of the search space to add, with every seed of the experiment",
+        action="extend",
+        default=[],
+        help="with --extend: arms of the search space to add, with every seed of the experiment. "
+        "--arm A B, --arm A,B and --arm A --arm B all add two arms",
     )
     add(
         "--accept-changed-code",
@@ -310,7 +313,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "each trial as one line of JSON",
     )
     defaults = asdict(Options())
-    for option in ("assignments", "trackers", "callbacks"):
+    for option in ("assignments", "added_arms", "trackers", "callbacks"):
         del defaults[option]  # argparse needs a list for each of these
     parser.set_defaults(**defaults)
     return parser.parse_args(argv)

@@ -147,6 +147,7 @@ class Plan:
             self.options = replace(options, max_seeds=MAX_SEEDS)
         self.options = replace(
             self.options,
+            added_arms=[arm for text in options.added_arms for arm in text.split(",")],
             trackers=list(dict.fromkeys(options.trackers)),
             callbacks=[*map(absolute, options.callbacks)],
         )

@@ -118,6 +118,15 @@ def test_a_resume_continues_the_last_extension_and_a_further_one_gets_its_own_di
     assert pairs(planned("--resume", "auto", "--num-samples", "1")) == [(BASE, 2)]
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [("--arm", OTHER, THIRD), ("--arm", f"{OTHER},{THIRD}"), ("--arm", OTHER, "--arm", THIRD)],
+)
+def test_several_arms_can_be_added_in_each_usual_form(planned, argv):
+    finish(start(planned))
+    assert sorted(pairs(planned("--extend", *argv))) == sorted([(OTHER, 0), (THIRD, 0)])
+
+
 def test_an_added_arm_gets_every_seed_and_the_settings_of_the_experiment(planned):
     finish(start(planned, "--num-samples", "2", "--set", "optim.lr=2e-4"))
     extension = planned("--extend", "--arm", OTHER)
