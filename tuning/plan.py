@@ -166,8 +166,10 @@ class Plan:
         self.fixed = self._fixed()
         # Arm -> what this machine lacks to run the arm. A resumed experiment uses the stored
         # mapping, so its arms stay the same. For a new experiment on a cluster, the mapping is
-        # empty, because nothing is known yet about the cluster's machines.
-        here = self.space.not_available() if options.address is None else {}
+        # empty, because nothing is known yet about the cluster's machines. It is also empty if the
+        # options name the arms, because then no arm is left out.
+        named = "arm" in self.fixed
+        here = {} if named or options.address is not None else self.space.not_available()
         self.not_available: dict[str, str] = (
             self.stored.get("not_available", {}) if self.resuming else here
         )

@@ -305,6 +305,22 @@ def test_storage_that_is_a_uri_is_refused(capsys, tmp_path, monkeypatch, uri):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_only_arms_that_were_asked_for_are_named_as_not_available(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from search_spaces.search_space import SearchSpace\n"
+        'SPACE = SearchSpace(name="mine", question="which?", arms={"a": {}, "b": {"k": 2}},\n'
+        '                    missing=lambda arm: "no b here" if arm == "b" else None)\n'
+    )
+
+    def noted(*argv: str) -> list[str]:
+        plan = tune.plan_of(tune.parse_arguments(["--space", "mine.py:SPACE", *argv]))
+        return [line for line in tune.notes(plan) if line.startswith("not available")]
+
+    assert noted() == ["not available here: b (no b here)"]
+    assert noted("--set", "arm=a") == []
+
+
 @pytest.fixture
 def started(tmp_path, monkeypatch):
     """Return a function that plans and prepares an experiment, or a resume of it."""
