@@ -13,7 +13,7 @@ from typing import Any
 from grpo_trainable.config import flatten, shown
 from reports.records import Stretch, TrialRecord
 
-HEADER = ("member", "rounds", "settings", "copied from", "held-out reward")
+HEADER = ("member", "rounds", "seed", "settings", "copied from", "held-out reward")
 SAID = (
     "The members of a population copy each other: a member with a low held-out reward takes over "
     "the policy and the settings of a better one, then changes the settings. So members are not "
@@ -34,6 +34,7 @@ def lineage(trials: Sequence[TrialRecord]) -> list[tuple[str, ...]]:
         return (
             trial.label,
             f"{stretch.first}-{last}" if stretch.first < last else f"{last}",
+            f"{stretch.config.seed}",
             ", ".join(f"{key}={short_value(value)}" for key, value in settings) or "-",
             _origin(stretch, labels),
             _reward(trial, stretch.first, last),

@@ -70,10 +70,10 @@ def test_a_population_is_one_arm_with_its_members_and_without_intervals(tmp_path
 def test_the_lineage_says_what_members_were_and_when_they_copied(tmp_path):
     comparison = compare(write_population(tmp_path / "pbt").trials)
     assert comparison.lineage == [
-        ("sync/0", "1-4", f"{LR}=0.0001", "-", "0.340 (round 4)"),
-        ("sync/0", "5-8", f"{LR}=0.00024", "sync/2 after round 4", "0.580 (round 8)"),
-        ("sync/1", "1-8", f"{LR}=0.0002", "-", "0.480 (round 8)"),
-        ("sync/2", "1-8", f"{LR}=0.0002", "-", "0.480 (round 8)"),
+        ("sync/0", "1-4", "0", f"{LR}=0.0001", "-", "0.340 (round 4)"),
+        ("sync/0", "5-8", "2", f"{LR}=0.00024", "sync/2 after round 4", "0.580 (round 8)"),
+        ("sync/1", "1-8", "1", f"{LR}=0.0002", "-", "0.480 (round 8)"),
+        ("sync/2", "1-8", "2", f"{LR}=0.0002", "-", "0.480 (round 8)"),
     ]
     text = table(comparison)
     assert "sync/2 after round 4" in text
@@ -86,9 +86,9 @@ def test_members_are_a_population_before_the_first_copy_too(tmp_path):
         write_member(tmp_path / "pbt", seed, rows(settings(seed, 2e-4), range(1, 4), 0.4))
     comparison = compare(read_experiment(tmp_path / "pbt").trials)
     assert list(comparison.arms) == ["sync (population of 2)"]
-    assert [cells[:4] for cells in comparison.lineage] == [
-        ("sync/0", "1-3", "-", "-"),
-        ("sync/1", "1-3", "-", "-"),
+    assert [cells[:5] for cells in comparison.lineage] == [
+        ("sync/0", "1-3", "0", "-", "-"),
+        ("sync/1", "1-3", "1", "-", "-"),
     ]
 
 
@@ -102,7 +102,7 @@ def test_a_population_of_a_users_own_tuner_shows_in_its_rows(tmp_path):
     write_member(directory, 1, rows(settings(1, 2e-4), range(1, 7), 0.4))
     comparison = compare(read_experiment(directory).trials)
     assert list(comparison.arms) == ["sync (population of 2)"]
-    assert comparison.lineage[1][3] == "another member after round 4"
+    assert comparison.lineage[1][4] == "another member after round 4"
 
 
 def test_members_with_the_same_seed_are_counted_and_named_by_tune(tmp_path):
@@ -118,7 +118,7 @@ def test_members_with_the_same_seed_are_counted_and_named_by_tune(tmp_path):
     comparison = compare(read_experiment(tmp_path).trials)
 
     assert comparison.note() == "Medians over 2 members (minimum to maximum)."
-    assert [(cells[0], cells[3]) for cells in comparison.lineage] == [
+    assert [(cells[0], cells[4]) for cells in comparison.lineage] == [
         ("GRPO_1bd_00000", "-"),
         ("GRPO_1bd_00000", "GRPO_1bd_00001 after round 4"),
         ("GRPO_1bd_00001", "-"),
