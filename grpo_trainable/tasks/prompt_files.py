@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -58,8 +59,14 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
     if mistakes:
         more = len(mistakes) - 1
         rest = f", and {plural(more, 'more bad row')}" if more else ""
-        logger.warning("task.%s=%s: %s%s; skipped", key, path, mistakes[0], rest)
+        _warn(f"task.{key}={path}: {mistakes[0]}{rest}; skipped")
     return examples
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Warn once in each process, because planning reads a file once per trial."""
+    logger.warning(text)
 
 
 def _named(columns: Sequence[str]) -> str:
