@@ -230,7 +230,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
     from grpo_trainable.tools.evaluation.settings import evaluation_config
     from reports.evaluations.files import read_evaluation
     from tuning.checks import about_adapter
-    from tuning.prompt_notes import numbers_of_prompts
+    from tuning.prompt_notes import numbers_held_out
 
     trained = None
     if args.checkpoint is not None:
@@ -265,7 +265,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
     if args.against is not None:
         against = read_evaluation(_directory("--against", args.against))
     out = _directory("--out", args.out or time.strftime("evaluation-%Y%m%d-%H%M%S"))
-    told = [*about_adapter(config.model), *numbers_of_prompts(config, task)]
+    told = [*about_adapter(config.model), *numbers_held_out(config, task)]
     return _Plan(config=config, told=told, trained=trained, out=out, against=against)
 
 

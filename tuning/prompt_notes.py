@@ -35,11 +35,20 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
         )
 
 
-def numbers_of_prompts(trial: GRPOConfig, task: Task | MixTask) -> Iterator[str]:
-    """Yield a line with the numbers of prompts for each task that states these numbers."""
+def numbers_held_out(trial: GRPOConfig, task: Task | MixTask) -> Iterator[str]:
+    """Yield a line with the number of held-out prompts for each task that states its numbers.
+
+    If only a share of a file is held out, the line also says how many prompts the file has.
+    """
     asked = _asked(trial, task)
     for label, part in _parts(task).items():
-        yield from _numbers(part, asked[label], _of(label))
+        if (train := train_size(part)) is None:  # see `_numbers`
+            continue
+        files = (trial if label is None else trial.parts[label]).task
+        is_split = files.train_file is not None and files.eval_file is None
+        held_out = _held_out(part, asked[label], train if is_split else 0)
+        if held_out:
+            yield f"{NUMBERS}{_of(label)}: {held_out}"
 
 
 def _parts(task: Task | MixTask) -> Mapping[str | None, Task]:
@@ -58,7 +67,7 @@ def _of(label: str | None) -> str:
     return "" if label is None else f" of {label}"
 
 
-def _numbers(task: Task, asked: int, of: str, drawn: int = 0) -> Iterator[str]:
+def _numbers(task: Task, asked: int, of: str, drawn: int) -> Iterator[str]:
     """Yield the numbers of prompts that a task states.
 
     Args:
@@ -70,13 +79,28 @@ def _numbers(task: Task, asked: int, of: str, drawn: int = 0) -> Iterator[str]:
     to_train_on = train_size(task)
     if to_train_on is None:  # the task generates its prompts, and counting them may take long
         return
-    held_out, sources = eval_size(task), sources_of(task)
-    from_train, from_eval = ("", "") if sources is None else (f" ({source})" for source in sources)
+    sources = sources_of(task)
+    source = "" if sources is None else f" ({sources[0]})"
     passes = " in several passes" if drawn > to_train_on else ""
-    known = "" if held_out is None else f", {held_out:,} held out{from_eval}"
-    some = held_out is not None and sources is not None and asked < held_out
-    used = f"; an evaluation uses {asked:,} of them" if some else ""
-    yield f"{NUMBERS}{of}: {to_train_on:,} to train on{passes}{from_train}{known}{used}"
+    numbers = [f"{to_train_on:,} to train on{passes}{source}", _held_out(task, asked)]
+    yield f"{NUMBERS}{of}: {', '.join(filter(None, numbers))}"
+
+
+def _held_out(task: Task, asked: int, others: int = 0) -> str:
+    """Return the number of held-out prompts as a phrase, or "" if the task does not state it.
+
+    Args:
+        task: The task.
+        asked: Number of held-out prompts that an evaluation requests from this task.
+        others: Number of other prompts in the same file. If it is not 0, the phrase states the sum.
+    """
+    held_out, sources = eval_size(task), sources_of(task)
+    if held_out is None:
+        return ""
+    total = f" of {held_out + others:,}" if others else ""
+    source = "" if sources is None else f" ({sources[1]})"
+    used = f"; an evaluation uses {asked:,} of them" if sources and asked < held_out else ""
+    return f"{held_out:,}{total} held out{source}{used}"
 
 
 def _repeats(task: Task, asked: int, total: int, of: str) -> Iterator[str]:

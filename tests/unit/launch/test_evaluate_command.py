@@ -54,7 +54,7 @@ def test_a_policy_is_evaluated_from_start_to_end(command, policy, tmp_path):
     assert (status, error) == (0, "")
     assert f"directory {policy}, SHA-256" in out
     assert "task keyword: 4 held-out prompts × 3 responses, temperature 0.8, seed 0" in out
-    assert out.startswith("prompts: 667 to train on, 224 held out\n")
+    assert out.startswith("prompts: 224 held out\n")
     assert out.splitlines()[-2:] == [
         str(tmp_path / "first" / "evaluation.html"),
         str(tmp_path / "first" / "evaluation.json"),
@@ -122,10 +122,7 @@ def test_an_eval_file_is_held_out_as_a_whole(command, problems, options, prompts
     assert status == 0
     assert json.loads(out)["eval"]["prompts"] == prompts
     used = f"; an evaluation uses {prompts} of them" if prompts < 12 else ""
-    assert told == (
-        "prompts: 4,096 to train on (from the shipped problems), 12 held out (all of "
-        f"test.jsonl){used}\n"
-    )
+    assert told == f"prompts: 12 held out (all of test.jsonl){used}\n"
 
 
 def test_the_split_of_a_file_is_told_in_numbers(command, problems):
@@ -133,7 +130,7 @@ def test_the_split_of_a_file_is_told_in_numbers(command, problems):
     files = ("--set", f"task.train_file={problems}")
     status, out, told = command(*math, *files, "--prompts", "all", "--dry-run")
     assert (status, json.loads(out)["eval"]["prompts"]) == (0, 1)
-    assert told.startswith("prompts: 11 to train on (from test.jsonl), 1 held out (by a hash of")
+    assert told.startswith("prompts: 1 of 12 held out (by a hash of")
 
 
 @pytest.mark.slow
@@ -142,7 +139,7 @@ def test_an_evaluation_begins_with_the_numbers_of_prompts(command, problems):
     short = ("--set", "rollout.max_new_tokens=4", "--out", "tested")
     status, out, _ = command(*math, *short, "--set", f"task.eval_file={problems}")
     assert status == 0
-    assert out.startswith("prompts: 4,096 to train on (from the shipped problems), 12 held out")
+    assert out.startswith("prompts: 12 held out (all of test.jsonl)\n")
     assert "task math: 12 held-out prompts × 1 response" in out
     assert "repeat" not in out
 
