@@ -12,11 +12,12 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
 
 from grpo_trainable.text import did_you_mean
@@ -176,6 +177,26 @@ def one_line(error: BaseException) -> str:
     """Return the error in one line of at most 300 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     return text if len(text) <= 300 else text[:299] + "…"
+
+
+def users_line(error: BaseException) -> str:
+    """Return " (FILE, line N)" for the innermost call of the user's own code, or ""."""
+    calls = [
+        (Path(frame.f_code.co_filename).name, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _is_users(frame)
+    ]
+    return f" ({calls[-1][0]}, line {calls[-1][1]})" if calls else ""
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Return True unless the code belongs to this package, another package, or Python itself."""
+    file = Path(frame.f_code.co_filename)
+    module = frame.f_globals.get("__name__", "").partition(".")[0]
+    is_installed = {"site-packages", "dist-packages"} & {*file.parts}
+    is_generated = file.name.startswith("<")  # for example the methods of a dataclass
+    ships = module in sys.stdlib_module_names or Path(__file__).parent in file.parents
+    return not (is_installed or is_generated or ships)
 
 
 def _search_path() -> list[str]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from grpo_trainable.environments import Environment, as_text, as_turn
 from grpo_trainable.generator.worker_side import die_with_parent, take_standard_streams
-from grpo_trainable.plugins import PluginError, load, one_line
+from grpo_trainable.plugins import PluginError, load, one_line, users_line
 
 METHODS = ("reset", "step", "close")
 
@@ -86,7 +86,7 @@ def main(reference: str, lifeline_fd: int) -> None:
         try:
             reply = places.answer(json.loads(line))
         except (Exception, SystemExit) as error:
-            reply = {"error": one_line(error)}
+            reply = {"error": f"{one_line(error)}{users_line(error)}"}
         if os.getpid() != process:
             os._exit(0)
         send(reply)

@@ -32,7 +32,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.config.reward_kinds import FUNCTION, JUDGE, MODEL, Reward, rewards_of
 from grpo_trainable.generator.worker_side import die_with_parent, take_standard_streams
 from grpo_trainable.models.hf.directory import refuse_other_than_reward_model
-from grpo_trainable.plugins import PluginError, load, one_line
+from grpo_trainable.plugins import PluginError, load, one_line, users_line
 from grpo_trainable.tasks import REWARDS, RewardError, Score, as_score
 from grpo_trainable.tasks.custom import CustomTask
 from grpo_trainable.tasks.messages import as_messages
@@ -176,7 +176,7 @@ def _answer(result: Any) -> Score | RewardError:
 
 
 def _failure(error: BaseException) -> RewardError:
-    return RewardError(one_line(error), repeats=not _may_pass(error))
+    return RewardError(f"{one_line(error)}{users_line(error)}", repeats=not _may_pass(error))
 
 
 def _may_pass(error: BaseException) -> bool:

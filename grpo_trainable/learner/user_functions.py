@@ -8,8 +8,6 @@ before any actor starts. The result of the function is checked at every call. Ea
 from __future__ import annotations
 
 import inspect
-import os
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,7 +25,7 @@ from grpo_trainable.algo import (
     masked_sum,
 )
 from grpo_trainable.config import LossSettings
-from grpo_trainable.plugins import PluginError, load, one_line, source_of
+from grpo_trainable.plugins import PluginError, load, one_line, users_line
 
 
 def loss_function(loss_type: str, device: torch.device) -> TokenLoss:
@@ -197,7 +195,7 @@ class _UserFunction:
         try:
             return self._call(*tensors, **settings)
         except Exception as error:
-            raise self.error(f"raised {one_line(error)}{self._line_of(error)}") from error
+            raise self.error(f"raised {one_line(error)}{users_line(error)}") from error
 
     def require(self, value: Any, like: Tensor, what: str) -> None:
         """Raise an error unless `value` is a tensor with the shape, type and device of `like`."""
@@ -207,14 +205,6 @@ class _UserFunction:
     def error(self, reason: str) -> PluginError:
         """Return the error for a mistake in the function."""
         return PluginError(f"{self._key}={self._reference}: {reason}")
-
-    def _line_of(self, error: Exception) -> str:
-        """Return " (line N)" for the line that failed in the file, or "" if it is unknown."""
-        source = os.path.realpath(source_of(self._reference) or "")
-        for frame in reversed(traceback.extract_tb(error.__traceback__)):
-            if os.path.realpath(frame.filename) == source:
-                return f" (line {frame.lineno})"
-        return ""
 
 
 def _described(value: Any) -> str:

@@ -99,7 +99,7 @@ class Lacking:
 """
 FINE = {"good", "fork", "print"}
 WHY = {
-    "raise": r"KeyError: 'two\\nlines'",
+    "raise": r"KeyError: 'two\\nlines' \(kinds\.py, line \d+\)",
     "hang": "no answer within 3 s",
     "no text": "TypeError: must return text, got NoneType",
     "too much": "returned 10,000,000 characters",
@@ -110,7 +110,7 @@ WHY = {
     "other prompt": r'reset returned "stop.n", but the task.s prompt is "go.n"',
     "no turn": "step must return a Turn, got str",
     "nan": "reward must be a finite float32",
-    "exit": "SystemExit: 3",
+    "exit": r"SystemExit: 3 \(kinds\.py, line \d+\)",
 }
 
 

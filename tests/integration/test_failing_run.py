@@ -127,7 +127,7 @@ def test_a_file_that_is_edited_meanwhile_ends_the_later_trials_and_is_named(fail
 
 def test_a_failure_that_would_repeat_is_not_retried(failed):
     line, _ = failed_lines(failed.started)
-    assert "KeyError: 'rare'" in line
+    assert re.search(r"KeyError: 'rare' \(rewards\.py, line \d+\)", line)
     again = [line for line in failed.started.stdout.splitlines() if "starts again" in line]
     assert len(again) == 2  # about the second trial
     assert all("words.txt has changed" in line for line in again)

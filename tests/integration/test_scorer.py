@@ -136,10 +136,10 @@ def test_an_exception_or_a_bad_value_is_the_error_of_that_response_alone(scorer)
     before = worker_pids(scorer)
     answers = scorer.score(requests("raise", "nan", "text", "exit", "x"))
     assert answers == [
-        RewardError("KeyError: 'two\\nlines'", repeats=True),
+        RewardError("KeyError: 'two\\nlines' (my_reward.py, line 17)", repeats=True),
         RewardError("ValueError: reward must be a finite float32, got nan", repeats=True),
         RewardError("TypeError: reward must be a number, got str", repeats=True),
-        RewardError("SystemExit: 5", repeats=True),
+        RewardError("SystemExit: 5 (my_reward.py, line 15)", repeats=True),
         Score(3.0, None, 3.0),
     ]
     assert worker_pids(scorer) == before  # no process had to be replaced
@@ -465,7 +465,7 @@ def test_a_failed_call_fails_its_group_and_a_wrong_number_its_response(grouped):
     no_list = "ValueError: returned 1 rewards for 2 completions"
     not_finite = "ValueError: reward must be a finite float32, got nan"
     assert grouped.score(asked) == [
-        *[RewardError("KeyError: 'no'", repeats=True)] * 2,
+        *[RewardError("KeyError: 'no' (groups.py, line 9)", repeats=True)] * 2,
         *[RewardError(no_list, repeats=True)] * 2,
         RewardError(not_finite, repeats=True),
         Score(222.0, None, 222.0),
@@ -482,9 +482,9 @@ def test_none_is_no_failure_and_is_not_asked_for_again(grouped):
 def test_a_failure_that_passes_or_differs_does_not_repeat(grouped):
     assert grouped.score(group(0, "flaky")) == [Score(21.0, None, 21.0)]
     (away,) = grouped.score(group(0, "away"))
-    assert away == RewardError("ConnectionError: no service", repeats=False)
+    assert away == RewardError("ConnectionError: no service (groups.py, line 11)", repeats=False)
     (differs,) = grouped.score(group(0, "differs"))
-    assert re.fullmatch(r"RuntimeError: call \d+", differs.message)
+    assert re.fullmatch(r"RuntimeError: call \d+ \(groups\.py, line 15\)", differs.message)
     assert not differs.repeats
 
 

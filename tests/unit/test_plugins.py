@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from grpo_trainable.plugins import PluginError, is_reference, load, load_instance, source_of
+from grpo_trainable.plugins import (
+    PluginError,
+    is_reference,
+    load,
+    load_instance,
+    source_of,
+    users_line,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +133,31 @@ def test_an_option_is_written_as_on_a_command_line_and_a_setting_as_an_assignmen
         load_instance("--space", "json:MINE", Path)
     with pytest.raises(PluginError, match=r"^transport=json:dumps: must be a .*Path, got a f"):
         load_instance("transport", "json:dumps", Path)
+
+
+def test_the_innermost_line_of_the_users_code_is_found(tmp_path):
+    (tmp_path / "helper_of_plugin.py").write_text(
+        "import json\ndef read(x): return json.loads(x)\n"
+    )
+    (tmp_path / "mine.py").write_text(
+        "from helper_of_plugin import read\n"
+        "from grpo_trainable.config import parse_assignment\n"
+        "def in_a_helper(): return read('no json')\n"
+        "def in_generated_code(): exec('1 / 0')\n"
+        "def in_the_package(): return parse_assignment('x')\n"
+    )
+
+    def line(name: str) -> str:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - each function has its own error
+            load("task.reward", f"{tmp_path}/mine.py:{name}")()
+        return users_line(caught.value.with_traceback(caught.tb.tb_next))
+
+    assert line("in_a_helper") == " (helper_of_plugin.py, line 2)"
+    assert line("in_generated_code") == " (mine.py, line 4)"
+    assert line("in_the_package") == " (mine.py, line 5)"
+
+
+def test_without_code_of_the_user_there_is_no_line():
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        load("task.reward", "json:loads")("no json")
+    assert users_line(caught.value.with_traceback(caught.tb.tb_next)) == ""

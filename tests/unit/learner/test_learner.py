@@ -614,7 +614,9 @@ def test_a_mistake_in_mid_run_names_the_function_in_one_line(
     )
     pair = Pair(policy_path, loss={"advantage": f"{path}:only_small"})
     pair.sync()
-    with pytest.raises(PluginError, match=r"only_small: raised AssertionError \(line 2\)$"):
+    with pytest.raises(
+        PluginError, match=r"only_small: raised AssertionError \(mine.py, line 2\)$"
+    ):
         pair.learner.update([pair.rollouts()])
 
 

@@ -119,8 +119,11 @@ def test_every_built_in_advantage_passes_the_trial_of_a_users(name):
             "def f(log_probs, old_log_probs, advantages, mask): ...",
             "unexpected keyword argument 'clip_low'; the function must take",
         ),
-        (LOSS + "    return 1 / 0", r"raised ZeroDivisionError: division by zero \(line 3\)"),
-        (LOSS + "    log_probs @ mask", r"raised RuntimeError: .* \(line 3\)"),
+        (
+            LOSS + "    return 1 / 0",
+            r"raised ZeroDivisionError: division by zero \(mine.py, line 3\)",
+        ),
+        (LOSS + "    log_probs @ mask", r"raised RuntimeError: .* \(mine.py, line 3\)"),
         (
             LOSS + "    pass",
             r"one number per token .* must be a .* tensor .*, but it is a NoneType",
@@ -172,7 +175,7 @@ def test_a_wrong_loss_is_refused_in_one_line_when_it_is_loaded(written, source, 
         (ADVANTAGE + "    return rewards.mean()", r"must be .* \(2, 4\) .* of shape \(\)"),
         (ADVANTAGE + "    return rewards.tolist()", "but it is a list"),
         (ADVANTAGE + "    return rewards.double()", "is a float64 tensor"),
-        (ADVANTAGE + "    return rewards[2]", r"raised IndexError: .* \(line 3\)"),
+        (ADVANTAGE + "    return rewards[2]", r"raised IndexError: .* \(mine.py, line 3\)"),
         (
             ADVANTAGE
             + "    centred = rewards - rewards.mean(-1, keepdim=True)\n"

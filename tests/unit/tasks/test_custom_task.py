@@ -211,7 +211,7 @@ def test_responses_are_scored_by_the_task_in_a_process_of_its_own(sums):
         )
         failed = scorer.score([ScoreRequest("raise", "7")])
     assert answers == [Score(1.0, None, 1.0), Score(0.0, None, 0.0), Score(2.0, 0.5, 1.5)]
-    assert failed == [RewardError("KeyError: 'two\\nlines'", repeats=True)]
+    assert failed == [RewardError("KeyError: 'two\\nlines' (sums.py, line 30)", repeats=True)]
 
 
 @pytest.mark.slow
