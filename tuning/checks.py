@@ -14,7 +14,7 @@ from tuning.schedulers import first_rung, pbt_bounds, perturbation_interval
 
 if TYPE_CHECKING:
     from grpo_trainable.models.shape import PolicySettings
-    from grpo_trainable.tasks.prompts import Prompts
+    from grpo_trainable.tasks import Example
 
 # Limits on checking the lengths of a trial's prompts: the number of training prompts, which is also
 # the limit for held-out prompts, and the time in seconds. A file may have millions of prompts, and
@@ -111,17 +111,15 @@ def check_transport(trial: GRPOConfig) -> Sequence[str]:
 
 
 def check_inputs(trial: GRPOConfig) -> Sequence[str]:
-    """Read the inputs of a trial: model, tokenizer, task files and reward function.
+    """Read the inputs of a trial: model, tokenizer and task files.
 
     Returns:
         Lines about the LoRA adapters and the prompts, with a note if the lengths of some prompts
         were not checked.
     """
     from grpo_trainable.engines.selection import chosen_engine
-    from grpo_trainable.generator.scorer import check_reward, reward_apart
     from grpo_trainable.models.directory import check_policy
     from grpo_trainable.models.hf.files import NotOnTheHub
-    from grpo_trainable.tasks.mix import MixTask
     from grpo_trainable.tasks.prompts import Prompts, build_task
 
     key = "model.path" if trial.model.env is None else "model.env"
@@ -136,16 +134,6 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
         context = min(shape.context_length, _teachers_context(trial) or shape.context_length)
         task = build_task(trial)
         prompts = Prompts(trial, task, tokenizer)
-        if trial.env.plays:
-            _check_first_episode(trial, prompts)
-        tasks = list(task.parts.values()) if isinstance(task, MixTask) else [task]
-        for own, of_own in zip(trial.alone, tasks, strict=True):
-            if own.task.is_scored_apart and not own.env.plays:
-                check_reward(
-                    *reward_apart(own),
-                    examples=[of_own.train_example(0), *of_own.eval_examples(1)],
-                    weighted=own.task.part_weights,
-                )
         until = time.monotonic() + MAX_LENGTHS_S
         # Later passes over the training prompts only repeat those of the first pass.
         first_pass = min(prompts.train_count, prompts.train_size or prompts.train_count)
@@ -175,17 +163,48 @@ def about_adapter(model: PolicySettings) -> Iterator[str]:
         )
 
 
-def _check_first_episode(trial: GRPOConfig, prompts: Prompts) -> None:
+def check_scoring(trial: GRPOConfig) -> Sequence[str]:
+    """Begin an episode of the environment, or load the reward, in a separate process.
+
+    A process that loads user code may take long, and a judge's answer may cost money. So this
+    check does not depend on the seed, although the examples do.
+    """
+    from grpo_trainable.generator.scorer import check_reward, reward_apart
+    from grpo_trainable.tasks.mix import MixTask
+    from grpo_trainable.tasks.prompts import build_task
+
+    apart = [own.task.is_scored_apart and not own.env.plays for own in trial.alone]
+    if not (trial.env.plays or any(apart)):
+        return ()
+    try:
+        task = build_task(trial)
+        if trial.env.plays:
+            _check_first_episode(trial, task.train_example(0))
+        tasks = list(task.parts.values()) if isinstance(task, MixTask) else [task]
+        for own, of_own, is_apart in zip(trial.alone, tasks, apart, strict=True):
+            if is_apart:
+                check_reward(
+                    *reward_apart(own),
+                    examples=[of_own.train_example(0), *of_own.eval_examples(1)],
+                    weighted=own.task.part_weights,
+                )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return ()
+
+
+def _check_first_episode(trial: GRPOConfig, example: Example) -> None:
     """Begin the episode of the first training example.
 
     Raises:
         ValueError: The environment cannot be created, or cannot begin the episode.
     """
     from grpo_trainable.generator.env_processes import EpisodeError, check_environment
+    from grpo_trainable.tasks.messages import last_text
 
-    truth = prompts.ground_truth("train", 0)
+    truth = example.ground_truth
     try:
-        check_environment(trial.env, truth, prompts.said("train", 0))
+        check_environment(trial.env, truth, last_text(example.prompt))
     except EpisodeError as error:
         raise ValueError(
             f"env.name={trial.env.name}: {error}; the first training example of "
@@ -239,6 +258,10 @@ def _inputs(trial: GRPOConfig) -> Hashable:
     return *of_policies, trial.task, trial.env, trial.rollout, trial.seed, prompts
 
 
+def _scoring(trial: GRPOConfig) -> Hashable:
+    return trial.task, trial.env
+
+
 def _learning_rate(trial: GRPOConfig) -> Hashable:
     return trial.model, trial.optim.lr
 
@@ -250,6 +273,7 @@ def _code(trial: GRPOConfig) -> Hashable:
 # Each check of a trial, with a function that returns the settings on which the check depends.
 TRIAL_CHECKS = (
     (check_inputs, _inputs),
+    (check_scoring, _scoring),
     (check_learning_rate, _learning_rate),
     (check_code, _code),
 )

@@ -80,6 +80,11 @@ def as_text(prompt: Prompt) -> str:
     return "".join(f"{message['role']}: {message['content']}\n" for message in prompt)
 
 
+def last_text(prompt: Prompt) -> str:
+    """Return a prompt that is text, or the text of the last message of a conversation."""
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
 def text_of(said: Any) -> str:
     """Return the text of one message or of a list of messages, without roles.
 

@@ -25,6 +25,7 @@ from grpo_trainable.tasks import (
     train_size,
 )
 from grpo_trainable.tasks.custom import CustomTask
+from grpo_trainable.tasks.messages import last_text
 from grpo_trainable.tasks.mix import MixTask, mixture_of
 from grpo_trainable.tasks.stop_rules import interruption, stop_strings
 
@@ -130,8 +131,7 @@ class Prompts:
 
     def said(self, stream: str, example: int) -> str:
         """Return a prompt's text, or the text of its last message, without the chat template."""
-        prompt = self._example(stream, example).prompt
-        return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        return last_text(self._example(stream, example).prompt)
 
     def reply(self, text: str, action: Sequence[int]) -> tuple[int, ...]:
         """Encode an environment's answer to an action.

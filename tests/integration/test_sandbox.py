@@ -29,7 +29,7 @@ from grpo_trainable.environments.sandbox import (
 from grpo_trainable.generator import env_processes
 from grpo_trainable.generator.env_processes import check_environment
 from launch import check_env, tune
-from tuning.checks import check_inputs, checks_of
+from tuning.checks import check_scoring, checks_of
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_trials_of_other_environments_are_checked_one_by_one() -> None:
         GRPOConfig.from_dict({"env": {"name": "python", "allow_unsafe": unsafe}})
         for unsafe in (True, False)
     ]
-    checked = [trial for check, trial in checks_of(trials, here=False) if check is check_inputs]
+    checked = [trial for check, trial in checks_of(trials, here=False) if check is check_scoring]
     assert checked == trials
 
 

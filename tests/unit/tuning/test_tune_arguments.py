@@ -26,6 +26,7 @@ from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
 from search_spaces.presets import ALGORITHMS, PRESETS
 from tuning import plan as plan_module
+from tuning.checks import check_inputs, check_scoring, checks_of
 from tuning.directories import held, is_running
 from tuning.plan import Options, Plan
 from tuning.schedulers import pbt_bounds, within_bounds
@@ -303,6 +304,18 @@ def test_storage_that_is_a_uri_is_refused(capsys, tmp_path, monkeypatch, uri):
     status = report.main([uri])
     refused((status, *capsys.readouterr()), uri, remedy)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reward_is_loaded_once_for_all_seeds_and_lengths():
+    task = {"reward": "mine.py:score"}
+    trials = [
+        GRPOConfig.from_dict({"seed": seed, "rounds": rounds, "task": task})
+        for seed in (0, 1)
+        for rounds in (4, 8)
+    ]
+    checks = list(checks_of(trials, here=False))
+    assert [trial for check, trial in checks if check is check_inputs] == trials
+    assert [trial for check, trial in checks if check is check_scoring] == trials[:1]
 
 
 def test_only_arms_that_were_asked_for_are_named_as_not_available(tmp_path, monkeypatch):
