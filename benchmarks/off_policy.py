@@ -123,9 +123,9 @@ def main() -> None:
         result = summarise(experiment, files, found)
         print(align([found.header, *found.rows()]))
         print(*result["said"], sep="\n")
-        report = json.loads((storage / space / "report.json").read_text(encoding="utf-8"))
-        result |= {"menu": report["menu"]}
-        workload = {"space": space, **experiment.description}
+        result["menu"] = json.loads((storage / space / "report.json").read_text())["menu"]
+        described = json.dumps(experiment.description).replace(f"{ROOT}/", "")
+        workload = {"space": space, **json.loads(described)}
         write(RESULTS / f"off_policy_{space}.json", {**origin, "workload": workload, **result})
 
 
