@@ -25,7 +25,7 @@ from grpo_trainable.storage.ray_private import (
     EXPR_RESULT_FILE,
     SafeFallbackEncoder,
 )
-from grpo_trainable.telemetry.metrics import is_info_metric
+from grpo_trainable.telemetry.metrics import is_named_by_user
 
 
 def full_row(result: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
         """Append the row. If the file has no header yet, write one first."""
         row = flatten_dict({**dict.fromkeys(sorted(names_of(trial))), **content}, delimiter="/")
         path, header = trial_directory(trial) / EXPR_PROGRESS_FILE, self._headers[trial.trial_id]
-        new = [name for name in row if is_info_metric(name) and name not in header]
+        new = [name for name in row if is_named_by_user(name) and name not in header]
         if header and new:
             header = self._headers[trial.trial_id] = _add_columns(path, new)
         text = io.StringIO(newline="")

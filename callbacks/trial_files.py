@@ -25,7 +25,7 @@ from grpo_trainable.config import ConfigError, GRPOConfig, expand_set, expanded,
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
 from grpo_trainable.storage.trial_storage import path_on
-from grpo_trainable.telemetry.metrics import is_info_metric, names_with
+from grpo_trainable.telemetry.metrics import is_named_by_user, names_with
 from grpo_trainable.text import without_module
 
 PART = re.compile(r"part-(\d{8})\.parquet")
@@ -149,7 +149,9 @@ def names_of(trial: Any) -> frozenset[str]:
 def metrics_in(trial: Any, row: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics in a row, sorted by name."""
     names = names_of(trial)
-    return {name: float(row[name]) for name in sorted(row) if name in names or is_info_metric(name)}
+    return {
+        name: float(row[name]) for name in sorted(row) if name in names or is_named_by_user(name)
+    }
 
 
 def label(trial: Any) -> str:

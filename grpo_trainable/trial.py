@@ -46,7 +46,7 @@ from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, Meter
 from grpo_trainable.telemetry.metrics import (
     ActorSpan,
-    is_info_metric,
+    is_named_by_user,
     names_with,
     rllib_metrics,
 )
@@ -240,7 +240,7 @@ class Trial:
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
         unknown = row.keys() - names_with(self.config.parts)
-        assert all(map(is_info_metric, unknown)), unknown
+        assert all(map(is_named_by_user, unknown)), unknown
         warnings = self._notes + report.notes
         for note in warnings:
             logger.warning("%s", note)

@@ -35,7 +35,7 @@ OPTIONAL = frozenset({"turns", "ground_truth", "format_reward", "answer_reward"}
 # The columns to read from each kind of part. The parts have other columns too.
 READ = {
     "rollouts": ("round", "cursor", "lag", "first_use"),
-    "evaluations": tuple(name for name in SCHEMAS["evaluations"].names if name != "task"),
+    "evaluations": tuple(n for n in SCHEMAS["evaluations"].names if n not in ("task", "parts")),
     "steps": ("round", "step", "clip_fraction", "kl_behaviour_nats"),
     "versions": ("at", "side", "actor", "version"),
 }

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from grpo_trainable.config import mix_of
 from grpo_trainable.plugins import missing_library, one_line
-from grpo_trainable.telemetry.metrics import is_info_metric, names_with
+from grpo_trainable.telemetry.metrics import is_named_by_user, names_with
 
 PROJECT = "grpo-trainable"  # name of the project, unless a variable of the tracker names another
 LONGEST_NAME = 128  # the limit of W&B
@@ -114,7 +114,7 @@ def send_rows(run: TrackedRun, rows: Iterable[Mapping[str, Any]]) -> None:
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite metrics of a row that contains the settings of its trial, by name."""
     names = names_with(mix_of((row["config"].get("task") or {}).get("mix")))
-    found = {name: row[name] for name in sorted(row) if name in names or is_info_metric(name)}
+    found = {name: row[name] for name in sorted(row) if name in names or is_named_by_user(name)}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 

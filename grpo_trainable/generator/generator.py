@@ -422,9 +422,17 @@ def _scored(
                 format_rewards=_double([score.format_reward for score in valid]),
                 answer_rewards=_double([score.answer_reward for score in valid]),
                 reward_parts=_parts_of(valid, parts),
+                # The parts of an episode are the numbers in its `info`.
+                parts=None if group.info is not None else _returned_parts(valid),
             )
         )
     return scored
+
+
+def _returned_parts(scores: Sequence[Score]) -> dict[str, list[float | None]] | None:
+    """Return every part that the reward function returned, by name, or None if there are none."""
+    names = sorted({name for score in scores for name in score.parts})
+    return {name: [score.parts.get(name) for score in scores] for name in names} or None
 
 
 def _double(values: list[float | None]) -> torch.Tensor:

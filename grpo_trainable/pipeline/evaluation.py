@@ -15,6 +15,7 @@ from grpo_trainable.pipeline.reward_errors import (
     refuse_reward_errors,
     what_scores,
 )
+from grpo_trainable.pipeline.rollout_metrics import part_means
 from grpo_trainable.protocol.messages import FailedPrompt, Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.text import plural
@@ -41,6 +42,8 @@ class Evaluation:
     unscored: int = 0  # prompts that could not be scored
     # Label of a task of the mix -> its figures (`ByTask.held_out`). Empty without a mix.
     tasks: dict[str, dict[str, float]] = field(default_factory=dict)
+    # Name of a part of the reward -> its mean (`part_means`).
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,7 @@ def held_out_rewards(
             [prompt.prompt_index for prompt in failed],
             {} if before is None else before.tasks,
         ),
+        parts=part_means(groups),
     )
     return evaluation, HeldOut(round=round_, groups=groups), notes
 

@@ -50,6 +50,7 @@ from grpo_trainable.pipeline.report import (
 from grpo_trainable.pipeline.rollout_metrics import (
     info_means,
     interrupted_fraction,
+    part_means,
     rollout_metrics,
 )
 from grpo_trainable.pipeline.sampling_settings import is_same_sampling, sampling_settings
@@ -58,7 +59,7 @@ from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost, Runtime
 from grpo_trainable.protocol.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
-from grpo_trainable.telemetry.metrics import info_metrics
+from grpo_trainable.telemetry.metrics import INFO_MEAN, PART_MEAN, named_metrics
 from grpo_trainable.telemetry.timers import now
 from grpo_trainable.text import plural
 
@@ -235,7 +236,8 @@ class Pipeline:
         if self.config.rollout.overlong == "interrupt":
             row["response/interrupted_fraction"] = interrupted_fraction(groups)
         self._info_names.update(*(group.info or () for group in groups))
-        return row | info_metrics(info_means(groups, sorted(self._info_names)))
+        row |= named_metrics(INFO_MEAN, info_means(groups, sorted(self._info_names)))
+        return row | named_metrics(PART_MEAN, part_means(groups))
 
     def _drifted(self, updated: Updated) -> bool:
         """Return True if the policy is so far from the reference that the trial must end."""

@@ -12,7 +12,12 @@ from grpo_trainable.protocol.messages import GradientStep, Loaded, Updated
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import Sync, VersionChange
 from grpo_trainable.tasks.task import USAGE
-from grpo_trainable.telemetry.metrics import ActorSpan, stage_seconds
+from grpo_trainable.telemetry.metrics import (
+    EVAL_PART_MEAN,
+    ActorSpan,
+    named_metrics,
+    stage_seconds,
+)
 from grpo_trainable.telemetry.stages import shares_of_work
 from grpo_trainable.telemetry.timers import Span, covered_seconds
 
@@ -214,6 +219,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
             for label, figures in evaluation.tasks.items()
             for name, value in figures.items()
         },
+        **named_metrics(EVAL_PART_MEAN, evaluation.parts),
     }
 
 

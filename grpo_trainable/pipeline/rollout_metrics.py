@@ -66,6 +66,16 @@ def info_means(groups: Sequence[RolloutGroup], names: Iterable[str]) -> dict[str
     return {name: math.fsum(i.get(name, 0.0) for i in infos) / len(infos) for name in names}
 
 
+def part_means(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Return the mean of each part of the reward, over the responses that have this part."""
+    values: dict[str, list[float]] = {}
+    for group in groups:
+        for name, own in (group.parts or {}).items():
+            values.setdefault(name, []).extend(value for value in own if value is not None)
+    # fsum is exact, so the order of the groups does not matter.
+    return {name: math.fsum(own) / len(own) for name, own in sorted(values.items()) if own}
+
+
 def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:
     """Return the share of responses into which tokens were inserted.
 

@@ -135,6 +135,9 @@ class RolloutGroup:
     # (G, K) float32: the reward parts that `task.reward_weights` names, in the order of that
     # setting. None if `task.reward_weights` is not set.
     reward_parts: Tensor | None = None
+    # Name of each part that the reward function returned -> its value for each of the G responses,
+    # or None for a response without this part. None if there are no such parts.
+    parts: dict[str, list[float | None]] | None = None
     # (G,) float64 each: two parts of the reward, exactly as the task returned them. The format
     # reward is NaN if the reward does not judge the format. Both are None until the scorer has set
     # them.

@@ -40,6 +40,7 @@ _RESPONSE = {
     "reward": pa.float32(),
     "format_reward": pa.float32(),  # null if the task's reward does not judge the format
     "answer_reward": pa.float32(),
+    "parts": pa.string(),  # the parts that the reward function returned, as JSON; null if none
     # True if end-of-text, a stop string or the environment ended the response, False if the length
     # limit did.
     "finished": pa.bool_(),
@@ -258,10 +259,19 @@ def _response_rows(
             "reward": rewards[g],
             "format_reward": None if math.isnan(formats[g]) else formats[g],
             "answer_reward": answers[g],
+            "parts": _parts(group, g),
             "finished": finished[g],
             "tokens": sampled[g],
             "turns": _turns(group, g, ids, decode),
         }
+
+
+def _parts(group: RolloutGroup, response: int) -> str | None:
+    """Return the parts of a response's reward as JSON, or None if the group has no parts."""
+    if group.parts is None:
+        return None
+    own = {name: values[response] for name, values in group.parts.items()}
+    return json.dumps({name: value for name, value in own.items() if value is not None})
 
 
 def _said(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str:

@@ -32,7 +32,7 @@ from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
 from grpo_trainable.storage.checkpointing import CheckpointError
 from grpo_trainable.storage.ray_private import TRAINING_ITERATION
-from grpo_trainable.telemetry.metrics import is_info_metric
+from grpo_trainable.telemetry.metrics import is_named_by_user
 from grpo_trainable.trial import Trial, resolved
 
 NAME = "GRPO-RLlib"
@@ -334,7 +334,7 @@ def _results(report: RoundReport) -> dict[str, Any]:
     for name, value in {**row, **named}.items():
         # Split the name of an info metric only at its first slash. Any later slash is a part of the
         # name that the environment gave.
-        *areas, leaf = name.split("/", 1 if is_info_metric(name) else -1)
+        *areas, leaf = name.split("/", 1 if is_named_by_user(name) else -1)
         inner = nested
         for area in areas:
             inner = inner.setdefault(area, {})

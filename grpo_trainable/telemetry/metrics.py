@@ -130,15 +130,19 @@ BY_TASK = (
 # episode has reported a number, the trial logs the number in every round.
 INFO_MEAN = "env/NAME_mean"
 
+# Metrics for each part that a reward function returns; NAME stands for the part's name. The first
+# is about the responses that a round trained on, the second about held-out responses.
+PART_MEAN, EVAL_PART_MEAN = "part/NAME_mean", "eval_part/NAME_mean"
 
-def info_metrics(means: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics for the numbers in `info`, given the mean of each number."""
-    return {INFO_MEAN.replace("NAME", name): mean for name, mean in means.items()}
+
+def named_metrics(metric: str, means: Mapping[str, float]) -> dict[str, float]:
+    """Return a metric for each mean: `metric`, with its name in the place of NAME."""
+    return {metric.replace("NAME", name): mean for name, mean in means.items()}
 
 
-def is_info_metric(name: str) -> bool:
-    """Return True if the metric reports a number from the `info` of environments."""
-    return name.startswith("env/")
+def is_named_by_user(name: str) -> bool:
+    """Return True if the metric contains a name from an environment or from a reward function."""
+    return name.startswith(("env/", "part/", "eval_part/"))
 
 
 # A trial stands still after this number of consecutive rounds in which no group had unequal

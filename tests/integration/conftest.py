@@ -17,7 +17,7 @@ from ray import tune
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.calls import await_call
-from grpo_trainable.telemetry.metrics import NAMES, TIMED, is_info_metric
+from grpo_trainable.telemetry.metrics import NAMES, TIMED, is_named_by_user
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from grpo_trainable.trial import BUILT_INTO_ACTORS
 
@@ -89,7 +89,7 @@ def untimed(
     """
     left_out = (*TIMED, "fleet/", *apart)
     return {
-        k: row[k] for k in row if (k in names or is_info_metric(k)) and not k.startswith(left_out)
+        k: row[k] for k in row if (k in names or is_named_by_user(k)) and not k.startswith(left_out)
     }
 
 

@@ -175,6 +175,7 @@ def _responses(round_: int, count: int) -> dict[str, list[Any]]:
         "answer_reward": [1.0] + [0.0] * (count - 1),
         "finished": [True] * count,
         "tokens": [4] * count,
+        "parts": [None] * count,
         "turns": [None] * count,
     }
 

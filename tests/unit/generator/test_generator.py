@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -356,6 +357,17 @@ def test_parts_of_a_reward_are_kept_as_the_task_tells_them() -> None:
     # values that float32 cannot represent
     assert (scored.format_mean, scored.answer_mean) == (0.1, 0.7)
     assert scored.rewards.dtype == torch.float32
+
+
+def test_a_group_keeps_every_part_that_the_reward_returned() -> None:
+    scores = [Score(1, None, 1, parts={"short": 0.5}), Score(0, None, 0, parts={"found": 2.0})]
+    group = one_token_group(0, rewards=[0.0] * 2)
+    (scored,) = score_groups([group], [scores]).groups
+    assert scored.parts == {"found": [None, 2.0], "short": [0.5, None]}
+    (scored,) = score_groups([group], [[Score(1, None, 1), Score(0, None, 0)]]).groups
+    assert scored.parts is None
+    (scored,) = score_groups([replace(group, info={"found": 1.0})], [scores]).groups
+    assert scored.parts is None  # the numbers of an episode are logged as env/NAME_mean
 
 
 # ---- A user's reward ---------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from grpo_trainable.protocol.versions import StalenessGate, Sync
 from grpo_trainable.simulation.groups import group_of
 from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
-from grpo_trainable.telemetry.metrics import is_info_metric
+from grpo_trainable.telemetry.metrics import is_named_by_user
 from grpo_trainable.telemetry.stages import shares_of_work
 
 # The first examples of a run build the first torch tensors, which takes a while.
@@ -323,7 +323,7 @@ def test_numbers_of_environments_are_logged_from_their_first_round_on_also_after
     hand_over(first, second)
     reports += second.run(config.rounds - stopped_after)
     found = [
-        {name: value for name, value in report.metrics.items() if is_info_metric(name)}
+        {name: value for name, value in report.metrics.items() if is_named_by_user(name)}
         for report in reports
     ]
     nothing = {"env/calls_mean": 0.0, "env/errors_mean": 0.0}

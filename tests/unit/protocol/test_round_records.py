@@ -32,6 +32,7 @@ GROUPS = [
         finished=torch.tensor([False, True]),
         format_rewards=torch.tensor([1.0, torch.nan]),  # the second response has no format reward
         answer_rewards=torch.tensor([0.75, 0.25]),
+        parts={"found": [1.0, 0.0], "short": [0.5, None]},
         # The values in the hole have no meaning.
         token_versions=torch.tensor([[8, 0, 6], [8, 8, 0]], dtype=torch.int32),
         token_rounds=torch.tensor([[4, 0, 3], [4, 4, 0]], dtype=torch.int32),
@@ -62,6 +63,7 @@ def test_columns_have_one_entry_a_response_in_order():
         "reward": [1.0, 0.0, 0.5, 0.5],
         "format_reward": [1.0, None, 1.0, 1.0],
         "answer_reward": [0.75, 0.25, 0.5, 0.5],
+        "parts": ['{"found": 1.0, "short": 0.5}', '{"found": 0.0}', None, None],
         "finished": [False, True, True, True],
         "tokens": [2, 2, 1, 1],
         "turns": [None] * 4,

@@ -12,16 +12,19 @@ from virtual_time import one_token_group
 from grpo_trainable.pipeline.rollout_metrics import (
     info_means,
     interrupted_fraction,
+    part_means,
     repeated_fraction,
     rollout_metrics,
 )
 from grpo_trainable.telemetry.metrics import (
     BY_TASK,
+    EVAL_PART_MEAN,
     INFO_MEAN,
     NAMES,
+    PART_MEAN,
     ActorSpan,
-    info_metrics,
-    is_info_metric,
+    is_named_by_user,
+    named_metrics,
     rllib_metrics,
     stage_seconds,
 )
@@ -127,10 +130,32 @@ def test_numbers_of_environments_are_means_over_all_episodes() -> None:
         for i, info in enumerate(infos)
     ]
     means = info_means(groups, ["a/b", "calls", "never"])
-    row = info_metrics(means)
+    row = named_metrics(INFO_MEAN, means)
     assert row == {"env/a/b_mean": 0.5, "env/calls_mean": 0.5, "env/never_mean": 0.0}
-    assert all(map(is_info_metric, row))
-    assert not any(map(is_info_metric, NAMES | set(BY_TASK)))
+    assert all(map(is_named_by_user, row))
+    assert not any(map(is_named_by_user, NAMES | set(BY_TASK)))
+
+
+def test_parts_of_a_reward_are_means_over_the_responses_that_have_them() -> None:
+    """Of four responses, two are short, one is not, and one has only the part `found`."""
+    parts: list[dict[str, list[float | None]] | None] = [
+        {"found": [1.0, 0.0], "short": [1.0, None]},
+        {"found": [1.0, 1.0], "short": [1.0, 0.0]},
+        None,
+    ]
+    groups = [
+        replace(one_token_group(i, rewards=(1.0, 0.0), uses=1), parts=own)
+        for i, own in enumerate(parts)
+    ]
+    means = part_means(groups)
+    assert means == {"found": 0.75, "short": pytest.approx(2 / 3)}
+    row = named_metrics(PART_MEAN, means) | named_metrics(EVAL_PART_MEAN, means)
+    assert set(row) == {
+        *("part/found_mean", "part/short_mean"),
+        *("eval_part/found_mean", "eval_part/short_mean"),
+    }
+    assert all(map(is_named_by_user, row))
+    assert part_means(groups[2:]) == {}
 
 
 def test_a_single_reward_has_no_spread() -> None:
@@ -219,5 +244,6 @@ def test_every_metric_has_a_row_in_the_docs_and_every_row_is_a_metric() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     # The rows of metrics have five cells: name, unit, source, healthy value, when absent.
     of_metrics = [row for row in rows if len(row) == 5]
-    assert sorted(row[0].strip("`") for row in of_metrics) == sorted({*NAMES, *BY_TASK, INFO_MEAN})
+    metrics = {*NAMES, *BY_TASK, INFO_MEAN, PART_MEAN, EVAL_PART_MEAN}
+    assert sorted(row[0].strip("`") for row in of_metrics) == sorted(metrics)
     assert [row[0] for row in of_metrics if not all(row[1:4]) and "_fraction" not in row[0]] == []
