@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
@@ -183,8 +184,13 @@ def row_of(prompt: str, data: Sequence[Row]) -> Row:
 
 def train_two_rounds(
     trial: Any, data: Sequence[Row], expected: Expected, atol: float = 1e-12
-) -> None:
-    """Train for two rounds, and check that every response has the expected reward."""
+) -> dict[str, Any]:
+    """Train for two rounds, and check that every response has the expected reward.
+
+    Returns:
+        The row of the second round.
+    """
+    row: dict[str, Any] = {}
     for round_ in (1, 2):
         row = trial.train()
         sampled = rollouts(row)
@@ -195,6 +201,7 @@ def train_two_rounds(
         assert (row["count/reward_errors"], row["count/dropped_reward"]) == (0, 0)
         assert trial.trial.rounds_trained == round_
     assert row["done"]
+    return row
 
 
 @pytest.mark.parametrize("name", OF_TRL)
@@ -226,7 +233,11 @@ def test_several_rewards_of_different_forms_are_summed_with_their_weights(
         return sum(weight * part for weight, part in zip(weights, parts, strict=True))
 
     trial = begun(config_of(f"{rewards}:several", TRL, tmp_path, task=task))
-    train_two_rounds(trial, TRL, expected)
+    row = train_two_rounds(trial, TRL, expected)
+    kept = [json.loads(own["parts"]) for own in rollouts(row)]
+    for name in names:
+        assert row[f"part/{name}_mean"] == pytest.approx(fmean(parts[name] for parts in kept))
+        assert f"eval_part/{name}_mean" in row
 
 
 def test_groups_without_a_reward_are_left_out_and_are_no_errors(
