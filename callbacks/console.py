@@ -140,7 +140,7 @@ class ConsoleCallback(FailSafeCallback):
         self._show(trials, None, None)
         stop_live_table()
         ended = [trial for trial in trials if trial.is_finished()]
-        if ended and not self._started:
+        if ended and not self._started and not save_on_interrupt.requested.is_set():
             print(f"nothing to run: {plural(len(ended), 'trial')} had already ended", flush=True)
 
     def _show(self, trials: Sequence[Any], trial: Any, line: str | None) -> None:

@@ -577,7 +577,9 @@ def test_settings_that_a_trial_leaves_out_have_their_defaults(tmp_path, capsys, 
     assert f"{trial!s:<18} started (trial" in capsys.readouterr().out
 
 
-def test_the_console_names_trials_that_start_again_and_an_experiment_without_work(tmp_path, capsys):
+def test_the_console_names_trials_that_start_again_and_an_experiment_without_work(
+    tmp_path, capsys, monkeypatch
+):
     trial, console = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     console.setup()
     console.on_experiment_end([trial])
@@ -585,6 +587,10 @@ def test_the_console_names_trials_that_start_again_and_an_experiment_without_wor
     trial.status = "TERMINATED"
     console.on_experiment_end([trial])
     assert capsys.readouterr().out == "nothing to run: 1 trial had already ended\n"
+    with monkeypatch.context() as patched:  # an interrupt before the trial could start
+        patched.setattr(save_on_interrupt.requested, "is_set", lambda: True)
+        console.on_experiment_end([trial])
+    assert capsys.readouterr().out == ""
     trial.status, trial.last_result = "RUNNING", row(3)
     console.on_trial_start(3, [trial], trial)
     console.on_experiment_end([trial])
