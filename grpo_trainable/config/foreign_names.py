@@ -67,8 +67,8 @@ _WHOLE_LAW = (
     "responses are sampled from the whole distribution, because the loss needs its log-probs"
 )
 _LOGS = (
-    "every trial writes a log for TensorBoard, result.json and progress.csv; for another logger, "
-    "pass its callback to your own Tuner"
+    "every trial writes a log for TensorBoard, result.json and progress.csv; --tracker wandb, "
+    "mlflow or trackio also sends each round to a tracker (docs/howto/trackers.md)"
 )
 _DIRECTORY = "files are written to STORAGE/NAME, which --storage and --name set"
 _DATA = "save the data with Dataset.save_to_disk, and name the directory in task.train_file"
