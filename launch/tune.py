@@ -22,6 +22,7 @@ from grpo_trainable.command_line import (
     FAILED,
     INTERRUPTED,
     OK,
+    Once,
     Parser,
     UsageError,
     add_verdict_options,
@@ -129,6 +130,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add(
         "--preset",
+        action=Once,
         metavar="PRESET",
         help="named settings; arms and --set override them (--list describes the presets). "
         f"Without --space, one trial with these settings runs. Valid: {', '.join(PRESETS)}",

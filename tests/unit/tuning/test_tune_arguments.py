@@ -94,6 +94,10 @@ SPACE = ("--space", "async_vs_sync")
             ["buffer_capacity=4: must be <= buffer.sample_batches=2 with buffer_sampling=recency"],
         ),
         ([*SPACE, "--set", "transport=nixl"], ["transport=nixl"]),
+        (
+            ["--preset", "dapo", "--preset", "grpo"],
+            ["--preset grpo: --preset dapo is given too; remove one of the two"],
+        ),
         ([*SPACE, "--set", "arm=asynck1"], ["did you mean async_k1?"]),
         (
             [*SPACE, "--set", "arm=sync", "--set", "arm=async_k1"],
