@@ -45,6 +45,19 @@ class Parser(argparse.ArgumentParser):
         super().exit(status, message)
 
 
+class Once(argparse.Action):
+    """Action of an option that must not be given twice."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Store the value. Raise UsageError if there is one already."""
+        before = getattr(namespace, self.dest)
+        if before is not None:
+            name = self.option_strings[0]
+            both = f"{name} {values}: {name} {before} is given too"
+            raise UsageError(f"{both}; remove one of the two")
+        setattr(namespace, self.dest, values)
+
+
 def number(
     kind: type, low: float, high: float = math.inf, *, above: bool = False
 ) -> Callable[[str], Any]:

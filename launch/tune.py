@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from grpo_trainable.command_line import (
     FAILED,
     INTERRUPTED,
     OK,
+    Once,
     Parser,
     UsageError,
     add_verdict_options,
@@ -31,6 +33,7 @@ from grpo_trainable.config import ConfigError, schedule
 from grpo_trainable.config.describe import settings
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.text import plural
+from reports.document import NO_MATPLOTLIB
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
 from tuning.checks import ADAPTERS, Missing
@@ -127,6 +130,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add(
         "--preset",
+        action=Once,
         metavar="PRESET",
         help="named settings; arms and --set override them (--list describes the presets). "
         f"Without --space, one trial with these settings runs. Valid: {', '.join(PRESETS)}",
@@ -494,8 +498,10 @@ def opening(plan: Plan, nodes: Nodes) -> list[str]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """Return notes on what may surprise the user: missing arms, numbers of samples, and prompts."""
+    """Return notes on what may surprise the user, such as missing arms or unequal samples."""
     lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
+    if find_spec("matplotlib") is None:
+        lines.append(f"note: no report will be written, because {NO_MATPLOTLIB}")
     if len({trial.rounds * schedule.responses_per_round(trial) for trial in plan.trials}) > 1:
         lines.append(
             "note: the arms do not train on equal numbers of samples; --samples N gives each arm "

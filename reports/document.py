@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from reports.canvas import Plot
 
 STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
-NO_PLOTS = (
-    "no plots, because matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
-)
+NO_MATPLOTLIB = "matplotlib is missing; install it with: pip install -e '.[report]'"
+NO_PLOTS = f"no plots, because {NO_MATPLOTLIB}"
 
 
 def document(title: str, body: str, *, style: str = "", script: str = "") -> str:

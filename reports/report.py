@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from reports import experiment_files
 from reports.answers import answer
 from reports.audit import audit_arms
+from reports.document import NO_MATPLOTLIB
 from reports.every_pair import every_pair
 from reports.experiment import ExperimentError, read_experiment
 from reports.menu import recorded_baseline
@@ -74,9 +75,7 @@ def write_report_of(
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        raise ReportError(
-            "matplotlib is missing; install it with: pip install 'grpo-trainable[report]'"
-        ) from None
+        raise ReportError(NO_MATPLOTLIB) from None
     damaged += [text for trial in experiment.trials for text in files[trial.name].damaged]
     for text in damaged:
         warn(text)

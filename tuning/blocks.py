@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reports.margin_tests import UNDECIDED
@@ -53,9 +54,9 @@ def next_block(experiment: ExperimentRecord, menu: Menu, seeds: int, limits: Lim
         left = limits.budget_s - sum(map(_seconds, experiment.trials))
         if seconds > left:
             return (
-                f"the next seed would take about {duration(seconds)}, but only "
-                f"{duration(max(left, 0.0))} of the budget are left; to continue, use --resume "
-                "with a larger --budget"
+                f"the next seed would take about {duration(seconds, math.ceil)}, but only "
+                f"{duration(max(left, 0.0), math.floor)} of the budget are left; to continue, use "
+                "--resume with a larger --budget"
             )
     return Block(arms=arms, seconds=seconds)
 
@@ -65,8 +66,13 @@ def _seconds(trial: TrialRecord) -> float:
     return trial.last("time_total_s") or 0.0
 
 
-def duration(seconds: float) -> str:
-    """Return a time in words: `40 s`, `12 min`, `2.5 h`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def duration(seconds: float, rounded: Callable[[float], int] = round) -> str:
+    """Return a time in words: `40 s`, `12 min`, `2.5 h`.
+
+    Args:
+        seconds: The time.
+        rounded: Rounds the number, for example always down.
+    """
+    if seconds < 600:
+        return f"{rounded(seconds)} s"
+    return f"{rounded(seconds / 60)} min" if seconds < 7200 else f"{rounded(seconds / 360) / 10} h"

@@ -67,13 +67,14 @@ _WHOLE_LAW = (
     "responses are sampled from the whole distribution, because the loss needs its log-probs"
 )
 _LOGS = (
-    "every trial writes a log for TensorBoard, result.json and progress.csv; for another logger, "
-    "pass its callback to your own Tuner"
+    "every trial writes a log for TensorBoard, result.json and progress.csv; --tracker wandb, "
+    "mlflow or trackio also sends each round to a tracker (docs/howto/trackers.md)"
 )
 _DIRECTORY = "files are written to STORAGE/NAME, which --storage and --name set"
 _DATA = "save the data with Dataset.save_to_disk, and name the directory in task.train_file"
 _NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is an error"
-_VLLM_MEMORY = "vLLM gets a KV cache for one call, so the other actors keep the rest of the GPU"
+VLLM_ON_CPUS = "vLLM runs on CPUs only here; on a GPU, leave engine at its default"
+_VLLM_MEMORY = "vLLM runs on CPUs only here, and its KV cache has room for one call"
 
 NOTHING_ALIKE = (
     trl("top_p", f"{_WHOLE_LAW}; eval.top_p is only for evaluations"),

@@ -30,6 +30,7 @@ from grpo_trainable.config.foreign_names import (
     LENGTH,
     MINIBATCHES,
     NO_PASSES,
+    VLLM_ON_CPUS,
     by_name,
     trl,
     verl,
@@ -150,7 +151,7 @@ class TrialSettings(Settings):
         "works.",
         what="Class",
         also_called=(
-            trl("use_vllm", value="vllm", also=("placement=disaggregated",)),
+            trl("use_vllm", VLLM_ON_CPUS, value="vllm", also=("placement=disaggregated",)),
             verl("rollout.name"),
         ),
     )

@@ -846,7 +846,7 @@ def test_without_matplotlib_the_command_says_how_to_install_it(experiment, tmp_p
 
     assert done.returncode == 2
     assert done.stderr == (
-        "report.py: matplotlib is missing; install it with: pip install 'grpo-trainable[report]'\n"
+        "report.py: matplotlib is missing; install it with: pip install -e '.[report]'\n"
     )
 
 

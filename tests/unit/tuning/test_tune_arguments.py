@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,10 @@ SPACE = ("--space", "async_vs_sync")
             ["buffer_capacity=4: must be <= buffer.sample_batches=2 with buffer_sampling=recency"],
         ),
         ([*SPACE, "--set", "transport=nixl"], ["transport=nixl"]),
+        (
+            ["--preset", "dapo", "--preset", "grpo"],
+            ["--preset grpo: --preset dapo is given too; remove one of the two"],
+        ),
         ([*SPACE, "--set", "arm=asynck1"], ["did you mean async_k1?"]),
         (
             [*SPACE, "--set", "arm=sync", "--set", "arm=async_k1"],
@@ -985,6 +990,17 @@ def test_as_many_seeds_as_a_round_has_responses_are_pointed_out():
         "note: --num-samples 64 requests 64 seeds of every arm; for trials of 64 responses use "
         "--samples 64"
     )
+
+
+def test_a_missing_matplotlib_is_noted_before_the_trials_start(monkeypatch):
+    plan = tune.plan_of(tune.parse_arguments([*SPACE, "--set", "arm=sync"]))
+    assert tune.notes(plan) == []
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    assert tune.notes(plan) == [
+        "note: no report will be written, because matplotlib is missing; install it with: "
+        "pip install -e '.[report]'"
+    ]
 
 
 def test_settings_are_shown_for_a_terminal(command):

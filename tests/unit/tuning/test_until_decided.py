@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_blocks_end_with_the_last_verdict_the_maximum_or_the_budget(tmp_path):
     assert isinstance(enough, Block)
     short = following(tmp_path / "d", REWARDS, 3, budget_s=10.5 * MINUTE)
     assert short.startswith(
-        "the next seed would take about 2 min, but only 2 min of the budget are left"
+        "the next seed would take about 120 s, but only 90 s of the budget are left"
     )
 
 
@@ -91,6 +92,10 @@ def test_nothing_is_called_decided_if_no_arm_can_be_tested(tmp_path):
 
 def test_durations_are_written_in_words():
     assert [duration(s) for s in (40, 720, 9000)] == ["40 s", "12 min", "2.5 h"]
+    # A price rounded up is never equal to the smaller time that is left, rounded down.
+    prices = [duration(s, math.ceil) for s in (119.6, 725, 9001)]
+    assert prices == ["120 s", "13 min", "2.6 h"]
+    assert [duration(s, math.floor) for s in (119.5, 724, 8999)] == ["119 s", "12 min", "2.4 h"]
 
 
 class Killed(BaseException):
