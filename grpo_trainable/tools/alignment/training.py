@@ -55,6 +55,10 @@ def build_trainer(run: Run) -> Any:
     fields = own_defaults(run.settings, run.context, gpu=torch.cuda.is_available())
     held_out = [{**row, ROW: i} for i, row in enumerate(run.held_out.rows)]
     try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(run.model)
+        # TRL adds the end-of-text token to the rows as text. The tokenizer of an exported policy
+        # would split that text.
+        splits, tokenizer.split_special_tokens = tokenizer.split_special_tokens, False
         config = getattr(trl, run.stage.config)(
             output_dir=str(run.out / CHECKPOINTS),
             seed=run.seed,
@@ -66,7 +70,9 @@ def build_trainer(run: Run) -> Any:
             args=config,
             train_dataset=datasets.Dataset.from_list(list(run.train.rows)),
             eval_dataset=datasets.Dataset.from_list(held_out),
+            processing_class=tokenizer,
         )
+        tokenizer.split_special_tokens = splits
         trainer.remove_callback(transformers.PrinterCallback)  # it prints every metric
     except (ImportError, NotImplementedError, OSError, RuntimeError, ValueError) as error:
         raise RefusedByTRL(f"{run.stage.trainer} of TRL: {one_line(error)}") from error

@@ -13,7 +13,9 @@ import torch
 from hf_models import write_hf_model
 from safetensors.torch import load_file
 
+from grpo_trainable.models.directory import SHIPPED_POLICY
 from grpo_trainable.models.tokenizer import END_OF_TEXT
+from grpo_trainable.tools.export import export
 from launch import align
 
 pytest.importorskip("trl", reason="needs the extra align")
@@ -191,6 +193,24 @@ def test_margins_of_held_out_pairs_are_those_of_the_written_model(
         expected = 0.2 * (expected - (chosen - rejected))
     assert pairs[0]["margin"] == pytest.approx(expected, abs=1e-4)
     assert (pairs[0]["response"] is not None) == ("prompt" in row and not reward)
+
+
+def test_the_rows_of_an_exported_policy_end_with_its_end_of_text_token(place):
+    export(SHIPPED_POLICY, place / "base")
+    assert run("sft", place / "base", "answers.jsonl", "out", max_steps=1) == 0
+    rows = [json.loads(line)["row"] for line in (place / "out" / "held_out.jsonl").open()]
+    policy = transformers.AutoModelForCausalLM.from_pretrained(place / "base")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "base")
+    losses = []
+    for row in rows:
+        prompt, completion = (tokenizer(row[name]).input_ids for name in ("prompt", "completion"))
+        ids = torch.tensor([*prompt, *completion, tokenizer.eos_token_id])
+        with torch.no_grad():
+            log_probs = policy(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        losses += (-log_probs.gather(-1, ids[1:, None]))[len(prompt) - 1 :].flatten().tolist()
+    assert logged(place / "out", "eval_loss")[0] == pytest.approx(sum(losses) / len(losses))
+    kept = json.loads((place / "out" / "model" / "tokenizer_config.json").read_text())
+    assert kept["split_special_tokens"] is True
 
 
 @pytest.mark.parametrize(
