@@ -19,6 +19,7 @@ import transformers
 import trl  # pyright: ignore[reportMissingImports]
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo_trainable.models.hf.json_files import has_chat_template
 from grpo_trainable.plugins import one_line
 from grpo_trainable.storage.atomic import new_directory
 from grpo_trainable.tools.alignment.run import CHECKPOINTS, Run
@@ -55,7 +56,7 @@ def build_trainer(run: Run) -> Any:
     fields = own_defaults(run.settings, run.context, gpu=torch.cuda.is_available())
     held_out = [{**row, ROW: i} for i, row in enumerate(run.held_out.rows)]
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(run.model)
+        tokenizer = _tokenizer(run)
         # TRL adds the end-of-text token to the rows as text. The tokenizer of an exported policy
         # would split that text.
         splits, tokenizer.split_special_tokens = tokenizer.split_special_tokens, False
@@ -81,10 +82,36 @@ def build_trainer(run: Run) -> Any:
     return trainer
 
 
+def _tokenizer(run: Run) -> Any:
+    """Return the tokenizer of the model, without a chat template that training does not use."""
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+        run.model, trust_remote_code=False, local_files_only=True
+    )
+    if _drops_template(run):
+        tokenizer.chat_template = None
+        tokenizer.init_kwargs.pop("chat_template", None)  # otherwise it is written as null
+    return tokenizer
+
+
+def _drops_template(run: Run) -> bool:
+    """Return True if the model has a chat template, but the rows are texts.
+
+    With its template, the written model would read prompts in another format than it was trained
+    on. A template that the user has set is kept.
+    """
+    given = run.settings.get("chat_template_path") is not None
+    return not run.train.conversations and not given and has_chat_template(run.model)
+
+
 def notes_on_data(run: Run, trainer: Any) -> list[str]:
-    """Return a note about unused columns, and one about each part with rows that are too long."""
+    """Return notes about unused columns, the chat template, and rows that are too long."""
     unused = dict.fromkeys([*run.train.unused, *run.held_out.unused])
     notes = [f"columns that are not used: {', '.join(unused)}"] if unused else []
+    if _drops_template(run):
+        notes.append(
+            "the rows are texts, so the model is trained and written without its chat template; to "
+            "keep the template, write the rows as conversations"
+        )
     if any(getattr(trainer.args, name, False) for name in ("packing", "eval_packing")):
         return notes  # packed rows cannot be counted
     parts = {

@@ -101,7 +101,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
     loaded = transformers.AutoModelForCausalLM.from_pretrained(place / "whole" / "model")
     assert torch.isfinite(loaded(torch.tensor([[1, 2, 3]])).logits).all()
     names = {path.suffix for path in (place / "whole" / "model").iterdir()}
-    assert names <= {".json", ".jinja", ".safetensors"}
+    assert names == {".json", ".safetensors"}  # no chat template, because the rows are texts
     assert list((place / "whole" / "tensorboard").glob("events.*"))
     assert "<script" not in (place / "whole" / "report.html").read_text()
 
@@ -170,10 +170,13 @@ def score(directory: Path, text: str, *, reward: bool) -> float:
 def test_margins_of_held_out_pairs_are_those_of_the_written_model(
     stage, margin, rows, settings, model, place, capsys
 ):
+    from grpo_trainable.models.hf.reward_model import RewardModel
+
     out = place / "out"
     assert run(stage, model, rows, "out", **settings) == 0
     setting = "task.reward=model:" if stage == "reward-model" else "model.path="
-    assert f"--set {setting}{out / 'model'}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"--set {setting}{out / 'model'}" in printed
     found = result(out)
     assert found["accuracy"]["value"] == 1.0
     first, *_, last = logged(out, margin)
@@ -193,6 +196,18 @@ def test_margins_of_held_out_pairs_are_those_of_the_written_model(
         expected = 0.2 * (expected - (chosen - rejected))
     assert pairs[0]["margin"] == pytest.approx(expected, abs=1e-4)
     assert (pairs[0]["response"] is not None) == ("prompt" in row and not reward)
+    if reward:  # the written model reads text as it was trained
+        written = RewardModel(out / "model")
+        written.load()
+        scores = written.scores(row["prompt"], [row["chosen"], row["rejected"]])
+        assert scores == pytest.approx(pairs[0]["scores"], abs=1e-4)
+    conversations = rows == "talks.jsonl"
+    for directory in (out / "model", *(out / "checkpoints").glob("checkpoint-*")):
+        assert (directory / "chat_template.jinja").exists() == conversations
+        assert "chat_template" not in (directory / "tokenizer_config.json").read_text()
+    note = "the rows are texts, so the model is trained and written without its chat template"
+    assert (note in printed) == (not conversations)
+    assert any(note in problem for problem in found["problems"]) == (not conversations)
 
 
 def test_the_rows_of_an_exported_policy_end_with_its_end_of_text_token(place):
