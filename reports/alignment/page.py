@@ -73,6 +73,11 @@ def _figures_section(record: AlignmentRecord) -> str:
             "the accuracy is Wilson's: it says how much the accuracy would vary with other "
             "held-out pairs of the same kind, and does not cover another training run."
         )
+        if record.stage.writes_text:
+            note += (
+                " The initial policy is the reference, so each pair is a tie at first, and there "
+                "is no first accuracy."
+            )
     else:
         note += ", in nats per token."
     rows = [

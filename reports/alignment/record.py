@@ -35,8 +35,13 @@ class AlignmentRecord:
         """Return the logged values of a metric by step.
 
         A resumed run measures the held-out rows again. Only the last value of a step counts.
+        Before its first step, DPO has no accuracy: the policy is the reference, and each pair is a
+        tie.
         """
-        return sorted({row["step"]: row[metric] for row in self.log if metric in row}.items())
+        points = {row["step"]: row[metric] for row in self.log if metric in row}
+        if self.stage.writes_text and metric == f"eval_{self.stage.accuracy}":
+            points.pop(0, None)
+        return sorted(points.items())
 
     @property
     def margins(self) -> list[float]:
@@ -69,8 +74,7 @@ class AlignmentRecord:
                 ("held_out_accuracy", self.stage.accuracy, accuracy.value),
                 ("held_out_margin", self.stage.margin, mean),
             ):
-                points = self.series(f"eval_{metric}")
-                found[name] = (points[0][1] if points else None, last)
+                found[name] = (dict(self.series(f"eval_{metric}")).get(0), last)
         return found
 
     @property

@@ -179,6 +179,7 @@ def test_margins_of_held_out_pairs_are_those_of_the_written_model(
     assert f"--set {setting}{out / 'model'}" in printed
     found = result(out)
     assert found["accuracy"]["value"] == 1.0
+    assert (found["held_out_accuracy"]["first"] is None) == (stage == "dpo")
     first, *_, last = logged(out, margin)
     assert found["held_out_margin"] == pytest.approx({"first": first, "last": last}, rel=1e-4)
     assert last > 0.1

@@ -86,6 +86,17 @@ def test_figures_are_first_and_last_values():
     }
 
 
+def test_dpo_has_no_accuracy_before_its_first_step():
+    log = [
+        {"step": step, "eval_rewards/accuracies": accuracy, "eval_rewards/margins": margin}
+        for step, accuracy, margin in ((0, 0.0, 0.0), (5, 0.5, 0.125), (10, 1.0, 0.25))
+    ]
+    own = record([pair(0.25)], log, stage="dpo")
+    assert own.figures == {"held_out_accuracy": (None, 1.0), "held_out_margin": (0.0, 0.25)}
+    assert own.series("eval_rewards/accuracies") == [(5, 0.5), (10, 1.0)]
+    assert "there is no first accuracy" in render_page(own)
+
+
 def test_fine_tuning_is_answered_by_the_held_out_loss():
     log = [{"step": 0, "eval_loss": 3.0}, {"step": 10, "eval_loss": 2.0}]
     rows = [MeasuredRow(row={"text": "b"}, response="c")]
