@@ -172,7 +172,7 @@ def test_seeds_are_added_until_the_maximum_and_only_for_undecided_arms(
     output = capsys.readouterr().out
 
     assert (len(begun), set(begun)) == (len(EXPECTED), EXPECTED)
-    assert "next: seed 3 of colocated_k1, async_k1, about 2 min" in output
+    assert "next: seed 3 of colocated_k1, async_k1, about 120 s" in output
     assert "no more seeds: the maximum of 5 seeds has been reached (--max-seeds)" in output
     record = read_experiment(tmp_path / "mine")
     assert [sorted(own.planned)[-1][1] for own in record.extensions] == [1, 2, 3, 4]
