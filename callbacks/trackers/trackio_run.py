@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import trackio  # pyright: ignore[reportMissingImports]
+import trackio.utils  # pyright: ignore[reportMissingImports]
 
 from callbacks.trackers.tracked_run import PROJECT, State, TrackedTrial, clean
 

@@ -69,7 +69,7 @@ def build_trainer(run: Run) -> Any:
         trainer = getattr(trl, run.stage.trainer)(
             model=str(run.model),
             args=config,
-            train_dataset=datasets.Dataset.from_list(list(run.train.rows)),
+            train_dataset=datasets.Dataset.from_list([dict(row) for row in run.train.rows]),
             eval_dataset=datasets.Dataset.from_list(held_out),
             processing_class=tokenizer,
         )
