@@ -55,7 +55,8 @@ class ConsoleCallback(FailSafeCallback):
         self._evaluated: dict[str, float] = {}
         # Trial id -> the numbers in its newest row, plus the entry LEFT.
         self._latest: dict[str, dict[str, Any]] = {}
-        self._evaluation_s: dict[str, float] = {}  # trial id -> seconds of its last evaluation
+        # Trial id -> duration of its last evaluation, in seconds.
+        self._evaluation_s: dict[str, float] = {}
         self._total = 0
 
     def setup(self, *, total_num_samples: int = 0, **info: Any) -> None:

@@ -1,10 +1,11 @@
-"""Find a trial's files, and cut them when the trial starts again from a checkpoint.
+"""Find a trial's files, and cut rounds that the trial repeats after a restart.
 
 Callbacks write everything once, directly to the storage path, one round at a time. So files can be
 read while the trial runs, and no data is left in Ray's session directory if the driver is killed.
-If the storage path is in an object store, `callbacks.mirror` copies the files to the store. If a
-trial restarts from a checkpoint, the files keep the rounds after the checkpoint until the trial
-repeats the first of these rounds.
+If the storage path is in an object store, `callbacks.mirror` copies the files to the store.
+
+When a trial restarts from a checkpoint, later rounds stay in the files. When the trial repeats the
+first of these rounds, they are cut from the files.
 """
 
 from __future__ import annotations

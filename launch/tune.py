@@ -532,9 +532,8 @@ def summarise(plan: Plan, failed: Sequence[Failure], *, interrupted: bool) -> in
             tell(plan, directory, failed, command, interrupted=interrupted)
     except ReportError as error:
         again = [go_on(plan)] if interrupted or failed else []
-        print(
-            f"no table, no report: {error}; to try again: {command}", *again, sep="\n", flush=True
-        )
+        wrong = f"cannot show the table or write the report: {error}; to try again: {command}"
+        print(wrong, *again, sep="\n", flush=True)
     if interrupted:
         return INTERRUPTED
     return FAILED if failed else OK

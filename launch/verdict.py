@@ -118,8 +118,8 @@ def menu_in(directory: Path, args: argparse.Namespace) -> Menu:
         given = replace(given, margin=recorded.margin, margin_relative=recorded.margin_relative)
     if not given.has_margin:
         raise MenuError(
-            "--margin is missing: the largest loss of held-out reward that you accept, such as "
-            "--margin 0.03"
+            "--margin is missing; set it to the largest loss of held-out reward that you accept, "
+            "such as --margin 0.03"
         )
     comparison = compare(experiment.trials, experiment.not_begun)
     return menu_of(experiment, comparison, read_all(experiment.trials), given)

@@ -53,7 +53,7 @@ CONSEQUENCES = ("arm", "effective sample size", "discarded", "clipped", "weights
 CONSEQUENCES_NOTE = (
     "These figures follow from the settings, so no arm fails because of them. Effective sample "
     "size: computed from the importance weights of a gradient step, as a share of the step's "
-    "responses. Discarded: the share of the sampled groups that were dropped. Clipped: the share "
+    "responses. Discarded: the share of the requested groups that were dropped. Clipped: the share "
     "of the tokens that were clipped. Weights bounded: the share of the tokens whose importance "
     "weights were bounded."
 )

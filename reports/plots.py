@@ -307,11 +307,11 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="stages",
             title="Seconds for 100 responses, by stage",
             look="The median time of each stage. The longest stage is the one to speed up. The "
-            "vertical tick shows how long 100 responses take in all, without evaluation, so eval "
-            "extends beyond the tick. If other stages extend far beyond it too, stages overlap. "
-            "Ignore a small excess: each time is a separate median over the rounds. Patterned bars "
-            "show how long the generator or the learner waits. Checkpoints are written between "
-            "rounds, so only the table of arms shows their time."
+            "vertical tick marks the total time for 100 responses, excluding evaluation. The eval "
+            "segment therefore extends beyond the tick. If other segments also extend far beyond "
+            "the tick, stages overlap. Ignore a small excess: each time is a separate median over "
+            "the rounds. Patterned bars show how long the generator or the learner waits. "
+            "Checkpoints are written between rounds, so only the table of arms shows their time."
             f"{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",

@@ -1,4 +1,4 @@
-"""Fetch an experiment from an object store for a report, and bring the report back."""
+"""Fetch an experiment from an object store for a report, and upload the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.js
 def at_hand(place: AnyPath) -> Iterator[Path]:
     """Yield the directory of an experiment, or a local copy if the experiment is in a store.
 
-    At the end, write the report from the copy to the store.
+    At the end, upload the report from the copy to the store.
 
     Raises:
         ReportError: The store cannot be read or written. A ReportError from inside the `with` block
@@ -44,7 +44,7 @@ def at_hand(place: AnyPath) -> Iterator[Path]:
         except ReportError as error:
             raise ReportError(_naming_the_store(str(error), copy, place)) from None
         with _naming(place):
-            _bring(copy, place)
+            _upload(copy, place)
 
 
 @contextmanager
@@ -64,8 +64,8 @@ def _naming_the_store(text: str, copy: Path, place: StoredPath) -> str:
     return text.replace(str(copy.parent), above)
 
 
-def _bring(copy: Path, place: StoredPath) -> None:
-    """Write the report to the store, and remove plots that only an earlier report had."""
+def _upload(copy: Path, place: StoredPath) -> None:
+    """Upload the report to the store, and remove plots that only an earlier report had."""
     found = [path for name in REPORT_FILES for path in (copy / name, *(copy / name).glob("*"))]
     written = {path.relative_to(copy).as_posix(): path for path in found if path.is_file()}
     if not written:

@@ -56,10 +56,14 @@ class SearchSpace:
                 )
         if not self.arms:
             raise ValueError(f"search space {self.name} has no arms; add at least one")
-        names = [*(column.name for column in self.columns), *ALWAYS]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"search space {self.name}: two columns are named {twice[0]}")
+        names = [column.name for column in self.columns]
+        for name in names:
+            if name in ALWAYS:
+                raise ValueError(
+                    f"search space {self.name}: the column {name} is built in; choose another name"
+                )
+            if names.count(name) > 1:
+                raise ValueError(f"search space {self.name}: two columns are named {name}")
 
     @property
     def asked(self) -> Question:

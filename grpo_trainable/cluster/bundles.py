@@ -40,8 +40,8 @@ def refuse_other_bundles(config: GRPOConfig) -> None:
         if any(has.get(name, 0.0) < amount - ROUNDING for name, amount in bundle.items()):
             raise ConfigError(
                 f"placement={config.placement}: needs the bundles {needed}, but the trial has "
-                f"reserved {reserved}; leave out tune.with_resources, set resources.* instead, and "
-                "let no scheduler change resources.* or placement"
+                f"reserved {reserved}; remove tune.with_resources and set resources.* instead; do "
+                "not let a scheduler change resources.* or placement"
             )
 
 

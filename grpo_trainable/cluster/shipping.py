@@ -133,8 +133,9 @@ def _on_each(nodes: Iterable[str], function: Callable[[Any], Any], argument: Any
         except (RayError, ShippingError) as error:
             cause = getattr(error, "cause", error)
             told = " ".join(str(cause).split())[:300]
-            wrong = told if isinstance(cause, ShippingError) else f"accepts no files ({told})"
-            raise ShippingError(f"node {names.get(node, node)} of the cluster {wrong}") from error
+            if not isinstance(cause, ShippingError):
+                told = f"could not receive the files ({told})"
+            raise ShippingError(f"node {names.get(node, node)} of the cluster {told}") from error
     return answers
 
 

@@ -104,7 +104,10 @@ def _of_model(reward: Reward, fits: Callable[[Any], bool]) -> RewardFunction:
         if model.has_chat_template:
             return model.scores(as_messages(given.prompt), given.texts)
         if not isinstance(given.prompt, str):
-            raise ValueError("the prompt is a list of messages, but there is no chat template")
+            raise ValueError(
+                "the prompt is a list of messages, but the tokenizer of the reward model has no "
+                "chat template"
+            )
         return model.scores(given.prompt, given.texts)
 
     def start() -> None:

@@ -39,7 +39,8 @@ class ModelConfig:
             raise ValueError(f"tied_head={self.tied_head!r}: must be true or false")
         if self.d_model % (2 * self.num_heads):
             raise ValueError(
-                f"d_model={self.d_model}: must be a multiple of 2 x num_heads={self.num_heads}"
+                f"d_model={self.d_model}: must be a multiple of {2 * self.num_heads}, which is "
+                "2 x num_heads"
             )
 
     @property

@@ -291,13 +291,13 @@ class CollectiveGroup:
             )
         except FutureTimeout:
             raise TransportError(
-                f"transport={backend}: the group did not form within resources.deadline_s="
+                f"transport={backend}: the process group did not form within resources.deadline_s="
                 f"{deadline_s:g} s; check that the actors' machines can reach each other"
             ) from None
         except (RayError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise TransportError(
-                f"transport={backend}: the group could not be formed ({reason})"
+                f"transport={backend}: the process group did not form ({reason})"
             ) from error
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""The plots on the page of an evaluation: the value of more attempts, and response lengths."""
+"""Plots for an evaluation: results by number of attempts (the @k curves), and response lengths."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from grpo_trainable.telemetry.metrics import NAMES, TIMED, is_named_by_user
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from grpo_trainable.trial import BUILT_INTO_ACTORS
 
-# Ray reads this when it starts its processes, which share two cores with all other processes.
+# One thread per process, because all processes share two cores. Ray reads this at its start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # By default, Ray gives actors a low priority. While a test computes, such actors could get no CPU

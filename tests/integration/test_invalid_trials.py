@@ -156,7 +156,7 @@ def test_resources_of_another_shape_are_refused_with_what_to_use_instead(
     assert str(result.error).splitlines()[-1] == (
         "grpo_trainable.config.values.ConfigError: placement=disaggregated: needs the bundles "
         "[{'CPU': 0.1}, {'CPU': 0.95}, {'CPU': 0.95}], but the trial has reserved [{'CPU': 2.0}]; "
-        "leave out tune.with_resources, set resources.* instead, and let no scheduler change "
+        "remove tune.with_resources and set resources.* instead; do not let a scheduler change "
         "resources.* or placement"
     )
 

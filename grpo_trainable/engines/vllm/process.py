@@ -78,7 +78,8 @@ def import_vllm(threads: int) -> None:
     if torch.get_num_threads() != threads:
         raise ValueError(
             f"vLLM has set this process to {plural(torch.get_num_threads(), 'thread')}, but "
-            f"{threads} are requested"
+            f"resources.generator_cpus asks for {plural(threads, 'thread')}; if your own code "
+            "imports vllm, remove that import"
         )
 
 

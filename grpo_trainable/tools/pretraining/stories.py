@@ -161,10 +161,10 @@ class Storyteller:
         )
 
     def _outline(self, subjects: Sequence[str]) -> tuple[str, dict[str, str]]:
-        """Draw a template for some subjects, and assign subjects to roles.
+        """Draw a template, and assign the subjects to its roles.
 
-        The first subject becomes the first noun of the template, if one of the attempts draws a
-        template that allows this.
+        Draw up to MAX_OUTLINES templates, until one has the first subject as its first noun. If
+        none does, keep the last template.
         """
         sentences, cast = [], {}
         for _ in range(MAX_OUTLINES):

@@ -1,4 +1,7 @@
-"""Rewards from a model: equal to those of transformers, in any batch, in processes that die."""
+"""Test reward models.
+
+Rewards equal those of transformers in any batch, and none is lost when a reward process is killed.
+"""
 
 from __future__ import annotations
 

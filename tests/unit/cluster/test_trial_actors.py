@@ -1,4 +1,4 @@
-"""Replacement of a generator on a machine that has room, but accepts no files."""
+"""Replacement of a generator on a machine that has room, but cannot receive files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> TrialActors:
 @pytest.mark.parametrize(
     "error",
     [
-        ShippingError("node 10.0.0.2 of the cluster accepts no files (the node died)"),
+        ShippingError("node 10.0.0.2 of the cluster could not receive the files (the node died)"),
         NodeDiedError("the node died"),
     ],
 )

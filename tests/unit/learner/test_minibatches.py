@@ -13,7 +13,10 @@ from grpo_trainable.protocol.rollout import TrainBatch
 
 
 def batch_of(lengths: list[int]) -> TrainBatch:
-    """Return rows of these lengths: tokens of prompt and response, without the last token."""
+    """Return a batch whose rows have these lengths.
+
+    A length counts prompt and response tokens, minus the last token.
+    """
     shape = (len(lengths), max(lengths))
     mask = torch.zeros(shape, dtype=torch.bool)
     for row, length in enumerate(lengths):

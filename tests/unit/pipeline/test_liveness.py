@@ -69,6 +69,6 @@ class StandsStill(VirtualRuntime):
 
 def test_time_in_which_the_waiting_process_stood_still_does_not_count() -> None:
     runtime = StandsStill()
-    # The actor answers no question before its call is done.
+    # The actor does not answer progress questions until its call is done.
     call = actor(runtime, "a", 3605.0, step_s=math.inf).submit("work", "work")
     assert Watch(runtime, DEADLINE_S).result(call) == "done"

@@ -31,7 +31,7 @@ class Rounds(StoppableRounds):
         super().__init__(self.asked, lambda: self.time_s)
 
     def run(self, number: int, *, sampling_s: float, training_s: float, eval_s: float = 0) -> None:
-        """Run a round, in which an evaluation that takes `eval_s` follows the gradient steps."""
+        """Run a round: sample, train, then evaluate for `eval_s` seconds (0: no evaluation)."""
         with self.round(number):
             self.time_s += sampling_s
             self.look()

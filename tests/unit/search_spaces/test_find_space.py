@@ -83,7 +83,7 @@ def test_the_absolute_name_works_from_every_directory(mine, monkeypatch):
         (('"slow":', '"a/b":'), "mine.py", "letters, digits"),
         (('{"optim.lr": 1e-4}', '"optim.lr=1e-4"'), "mine.py", "must map labels to their settings"),
         (('arms={"slow": ', 'arms=["slow"], extra={"slow": '), "mine.py", "extra"),
-        (('"norm"', '"reward"'), "mine.py", "two columns are named reward"),
+        (('"norm"', '"reward"'), "mine.py", "the column reward is built in; choose another name"),
         (("optim/grad_norm", "optim/grad_nrm"), "mine.py", "did you mean optim/grad_norm?"),
         (("optim/grad_norm", "speed"), "mine.py", "metric=speed: must be a metric"),
         (('"optim/grad_norm"', '"optim/grad_norm", over="first"'), "mine.py", "over=first"),
@@ -123,7 +123,7 @@ def test_a_question_is_plain_data_and_comes_back_equal():
 
 def test_a_column_cannot_take_the_place_of_one_that_every_report_has():
     column = Column(name="reward", title="mine", metric="reward/train_mean")
-    with pytest.raises(ValueError, match="two columns are named reward"):
+    with pytest.raises(ValueError, match="the column reward is built in; choose another name"):
         SearchSpace(name="a", question="a", arms={"a": {}}, columns=(column,))
 
 

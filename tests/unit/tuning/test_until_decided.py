@@ -104,8 +104,9 @@ class Killed(BaseException):
 
 @pytest.fixture
 def until_decided(tmp_path, monkeypatch):
-    """Return a function that runs the command with trials that only write their files.
+    """Return a function that runs `tune --until-decided` with fake trials.
 
+    The trials write files but do not train.
     `killed_after` is the number of trials after which the command ends.
     """
     monkeypatch.chdir(tmp_path)
