@@ -11,10 +11,10 @@ OPTION = "--callback"
 
 
 def own_callback(reference: str) -> Callback:
-    """Return an instance of the class that `reference` names, whose exceptions are only logged.
+    """Load a user's callback class, and return an instance whose exceptions are only logged.
 
-    Tune pickles the callback as its reference. So a resume loads the class again and makes a new
-    instance, and the file may have changed in the meantime.
+    A pickle of the instance contains only `reference`. So a resume loads the class again, even from
+    a changed file, and makes a new instance.
 
     Raises:
         PluginError: The class cannot be imported, is not a callback, or cannot be instantiated.

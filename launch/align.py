@@ -1,4 +1,4 @@
-"""Train a model with TRL before or beside GRPO: fine-tuning, a reward model, or DPO.
+"""Train a model with TRL: fine-tuning, a reward model, or DPO.
 
 python launch/align.py sft --model MODEL --train-file answers.jsonl --out sft
 """
@@ -114,7 +114,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def _main(argv: list[str]) -> int:
     args = parse_arguments(argv)
-    # The libraries read these variables when they are imported.
+    # The libraries read these variables at import.
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     try:
         run = _planned(args)

@@ -498,7 +498,7 @@ def opening(plan: Plan, nodes: Nodes) -> list[str]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """Return notes on what may surprise the user, such as missing arms or unequal samples."""
+    """Return notes about possible surprises, such as missing arms or unequal samples."""
     lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
     if find_spec("matplotlib") is None:
         lines.append(f"note: no report will be written, because {NO_MATPLOTLIB}")
@@ -580,7 +580,7 @@ def tell(
 def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, command: str) -> None:
     """Write the report and print its path, or the `command` that writes it later.
 
-    The menu follows, or the reason why there are no verdicts, and then a line for each tracker.
+    Then print the menu, or the reason why there are no verdicts, and a line for each tracker.
     """
     from reports.menu_text import menu_or_reason, table
     from reports.own_files import changed_code
@@ -600,7 +600,7 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
         shown = [] if menu is None else ["", table(menu)]
         said = [*before_and_after(experiment, files), changed_code(experiment)]
         print(*shown, *filter(None, [*said, reason]), sep="\n", flush=True)
-        # Nothing above waits for a tracker.
+        # The trackers come last, so a slow tracker delays nothing else.
         for line in attach(experiment, comparison, plan.options.trackers, plan.name):
             print(line, flush=True)
     except Exception:

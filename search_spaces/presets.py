@@ -310,7 +310,7 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.kl_target": 6,
             },
             paper="1909.08593",
-            differs="There is one gradient step per round. The first β and the target are our "
+            differs="There is one gradient step per round. The initial β and the target are our "
             "choice.",
         ),
         Preset(

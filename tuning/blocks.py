@@ -71,7 +71,7 @@ def duration(seconds: float, rounded: Callable[[float], int] = round) -> str:
 
     Args:
         seconds: The time.
-        rounded: Rounds the number, for example always down.
+        rounded: Function that rounds the number, such as `math.floor`.
     """
     if seconds < 600:
         return f"{rounded(seconds)} s"

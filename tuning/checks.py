@@ -166,8 +166,8 @@ def about_adapter(model: PolicySettings) -> Iterator[str]:
 def check_scoring(trial: GRPOConfig) -> Sequence[str]:
     """Begin an episode of the environment, or load the reward, in a separate process.
 
-    A process that loads user code may take long, and a judge's answer may cost money. So this
-    check does not depend on the seed, although the examples do.
+    A process that loads user code may take a long time, and a judge's answer may cost money. So
+    this check does not depend on the seed, although the examples do.
     """
     from grpo_trainable.generator.scorer import check_reward, reward_apart
     from grpo_trainable.tasks.mix import MixTask

@@ -60,7 +60,7 @@ class Run:
             self._client.log_batch(self._id, params=params[start : start + MOST_PARAMS])
 
     def log(self, round_: int, metrics: Mapping[str, float]) -> None:
-        """Send a round as the step of its number, in one request, which is stored or rejected."""
+        """Send a round in one request, which MLflow stores or rejects as a whole."""
         now = int(time.time() * 1000)
         values = {**metrics, ROUND: float(round_)}
         self._client.log_batch(
@@ -76,7 +76,7 @@ class Run:
             self._client.log_artifact(self._id, str(path), directory)
 
     def close(self, state: State) -> None:
-        """Record how the trial ended. Each request has been answered already."""
+        """Record how the trial ended. No rounds are waiting, because each request was answered."""
         self._client.set_terminated(self._id, STATUS[state])
 
 

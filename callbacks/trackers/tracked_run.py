@@ -15,7 +15,7 @@ from grpo_trainable.config import mix_of
 from grpo_trainable.plugins import missing_library, one_line
 from grpo_trainable.telemetry.metrics import is_named_by_user, names_with
 
-PROJECT = "grpo-trainable"  # name of the project, unless a variable of the tracker names another
+PROJECT = "grpo-trainable"  # default name of the project
 LONGEST_NAME = 128  # the limit of W&B
 
 # Each tracker has the name of its library and of the extra that installs the library.
@@ -54,8 +54,8 @@ class TrackedTrial:
 class TrackedRun(Protocol):
     """The run of a trial in a tracker.
 
-    A tracker may lose the last rounds if the process is killed, but no round before them. So one
-    number says which rounds the tracker has.
+    A tracker may lose the last rounds if the process is killed, but no round before them. So
+    `next_round` says which rounds the tracker has.
     """
 
     next_round: int  # the first round that the tracker lacks
@@ -69,7 +69,7 @@ class TrackedRun(Protocol):
         ...
 
     def attach(self, report: Mapping[str, Path]) -> None:
-        """Attach a report, which replaces a former one or becomes its newest version.
+        """Attach a report. It replaces an earlier report, or becomes its newest version.
 
         Args:
             report: Path in the tracker -> file on this machine, which has the same name.
@@ -112,12 +112,12 @@ def send_rows(run: TrackedRun, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite metrics of a row that contains the settings of its trial, by name."""
+    """Return the finite metrics of a row by name. The row must contain its trial's settings."""
     names = names_with(mix_of((row["config"].get("task") or {}).get("mix")))
     found = {name: row[name] for name in sorted(row) if name in names or is_named_by_user(name)}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 
 def without_secrets(error: Exception) -> str:
-    """Return an error in one line, without passwords and tokens that its URLs contain."""
+    """Return an error as one line, without the passwords and tokens in its URLs."""
     return re.sub(r"(?<=://)[^/@\s]+@|(?<=token=)[^&\s'\")]+", "…", one_line(error))

@@ -22,7 +22,7 @@ from callbacks.trackers.tracked_run import (
 from callbacks.trial_files import continued_file, label, read_rows
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 
-SHARE = 0.1  # largest share of the time for which a tracker may keep training waiting
+SHARE = 0.1  # maximum share of the time that training waits for a tracker
 LONGEST_S = 1.0  # after this time, the callback sends no more rounds until the next row arrives
 
 
@@ -35,8 +35,8 @@ class TrackerCallback(FailSafeCallback):
     writes that file. A repeated round that the tracker already has is not sent, because no tracker
     can replace a round.
 
-    Training waits while the tracker is called. The longer it had to wait, the longer the callback
-    then leaves the tracker alone.
+    Training waits while the callback calls the tracker. The longer a call takes, the longer the
+    callback pauses before the next one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TrackerCallback(FailSafeCallback):
         self._tracker, self._experiment = tracker, experiment
         self._open_run, self._clock = open_run, clock
         self._runs: dict[str, TrackedRun] = {}  # trial id -> its run, while the run is open
-        self._failing: set[str] = set()  # ids of trials whose rounds the tracker did not take
+        self._failing: set[str] = set()  # ids of trials whose last call failed
         self._pause_until = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,11 +123,11 @@ class TrackerCallback(FailSafeCallback):
 
     @contextmanager
     def _errors_printed(self, trial: Any) -> Iterator[None]:
-        """Print the first error of a trial's tracker, and later that the tracker works again."""
+        """Print the first error of a trial's tracker, and a line once the tracker works again."""
         try:
             yield
         except Exception as error:  # a tracker never ends a trial
-            # Open the run again, because the tracker may have stored the round all the same.
+            # Open the run again, because the tracker may have stored the round despite the error.
             self._runs.pop(trial.trial_id, None)
             if trial.trial_id not in self._failing:
                 self._failing.add(trial.trial_id)

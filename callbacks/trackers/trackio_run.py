@@ -23,8 +23,8 @@ class Run:
         """Open the run.
 
         Raises:
-            ConnectionError: Trackio cannot say which rounds the run has. It would only warn, and
-                then begin a second run that has the same name.
+            ConnectionError: Trackio cannot say which rounds the run has. Trackio itself would only
+                warn, and then begin a second run with the same name.
         """
         with redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -49,7 +49,7 @@ class Run:
         self.next_round: int = max(1, self._run._next_step)  # the step after the last stored one
 
     def log(self, round_: int, metrics: Mapping[str, float]) -> None:
-        """Send a round as the step of its number."""
+        """Send a round as the step with the same number."""
         self._run.log(dict(metrics), step=round_)
         self.next_round = round_ + 1
 

@@ -33,7 +33,7 @@ def check_login() -> None:
 class Run:
     """The run of a trial in W&B.
 
-    Online, a resumed trial continues its run. The server says which round follows.
+    Online, a resumed trial continues its run. The server reports the next round.
 
     Offline, W&B writes a new directory each time a run is opened. A resumed trial writes all its
     rounds into the new directory, and removes the former directories of the run. So one
@@ -52,10 +52,10 @@ class Run:
             allow_val_change=True,
             reinit="create_new",  # trials may run at the same time
             settings=wandb.Settings(
-                console="off",  # the output of the command is not that of one trial
+                console="off",  # the command's output is about all trials
                 silent=True,
                 disable_git=True,
-                x_disable_stats=True,  # the driver's load is not that of one trial
+                x_disable_stats=True,  # the driver's load comes from all trials
                 init_timeout=WAIT_S,
                 finish_timeout=WAIT_S,
                 finish_timeout_raises=True,
@@ -75,7 +75,7 @@ class Run:
                 yield file.parent
 
     def log(self, round_: int, metrics: Mapping[str, float]) -> None:
-        """Send a round as the step of its number."""
+        """Send a round as the step with the same number."""
         self._run.log(dict(metrics), step=round_, commit=True)
         self.next_round = round_ + 1
 

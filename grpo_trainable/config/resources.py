@@ -206,7 +206,7 @@ def generator_cpus(config: Config) -> float:
 
 
 def sampling_gpus(config: Config) -> float:
-    """Return the number of GPUs of each actor that samples: a generator, or the worker."""
+    """Return the number of GPUs of a generator, or of the worker of a colocated trial."""
     r = config.resources
     return r.worker_gpus if config.placement == "colocated" else r.generator_gpus
 

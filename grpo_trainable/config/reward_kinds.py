@@ -32,7 +32,7 @@ class Reward(NamedTuple):
 
 
 def parse_reward(text: str) -> Reward:
-    """Split one reward into its kind and its source. A kind hides a module of the same name."""
+    """Split one reward into its kind and its source. A kind is never read as a module's name."""
     prefix, _, path = text.partition(":")
     return Reward(prefix, path) if prefix in PATHS else Reward(FUNCTION, text)
 

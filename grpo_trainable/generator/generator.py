@@ -49,7 +49,7 @@ class _Rollouts:
 
     stream: str
     groups: list[RolloutGroup]
-    rubrics: list[tuple[Rubric, ...] | None]  # of the prompt of each group; see `Request`
+    rubrics: list[tuple[Rubric, ...] | None]  # rubrics of each group's prompt; see `Request`
     completions: list[Completions]  # one for each group; empty if not needed
 
 

@@ -81,9 +81,8 @@ class ProcessScorer:
     whether the failure repeats. If the function gives no answer for a response and `unverified` is
     given, the score is the result of `unverified` instead, because the response is at fault, not
     the function. A spare process, already warm, replaces a process that was killed or died. A
-    reward model has no spare, because a spare would hold the model a second time, so a new process
-    replaces the process. If the process of a reward model dies, its call is repeated once, in the
-    new process.
+    reward model has no spare, because the spare would need memory for a second model. If the
+    process of a reward model dies, a new process starts and repeats the call once.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
@@ -120,7 +119,7 @@ class ProcessScorer:
                 None: a missing answer is an error.
             weights: Weights of the parts, if the reward has parts that are known in advance. The
                 reward is the weighted sum of the parts. None: the reward that the function returns.
-            environment: Environment variables of the processes, besides those of this process.
+            environment: Environment variables to add to those of this process.
 
         Raises:
             ValueError: The function cannot be imported or has no accepted form, or `weights` names
@@ -273,7 +272,7 @@ class ProcessScorer:
 
 
 def _groups(requests: Sequence[ScoreRequest]) -> list[list[ScoreRequest]]:
-    """Divide requests into runs that belong to the same example."""
+    """Group consecutive requests for the same example."""
     groups = itertools.groupby(requests, lambda own: (own.label, own.example, own.rubrics))
     return [list(group) for _, group in groups]
 

@@ -166,7 +166,7 @@ def parse_example(row: Mapping[str, Any], *, own_reward: bool = False) -> Exampl
 class _Words:
     """An endless stream of prompts made from words. A pass uses each word at most once.
 
-    If a prompt is made from several words, each pass combines the words anew.
+    If a prompt is made from several words, each pass makes new combinations.
     """
 
     words: Sequence[str]

@@ -53,7 +53,7 @@ S = TypeVar("S", bound=Stream)
 
 
 class SplitTask(Generic[S]):
-    """The examples of a task with a stream of training examples and one of held-out examples."""
+    """A task with two streams: training examples and held-out examples."""
 
     _train: S
     _heldout: S
@@ -81,5 +81,5 @@ class SplitTask(Generic[S]):
         return [self._asked(self._heldout.example("eval", i)) for i in range(count)]
 
     def _asked(self, example: Example) -> Example:
-        """Return an example of a stream in the form in which the policy gets it."""
+        """Return an example of a stream, in the form that the policy receives."""
         return example

@@ -1,4 +1,4 @@
-"""A reward, such as a user's function in any accepted form, behind one interface.
+"""One interface for all rewards, including a user's function in any accepted form.
 
 The names of a function's parameters decide which of these forms it has:
 
@@ -74,7 +74,7 @@ class RewardFunction:
     # criteria of a judge.
     parts: tuple[str, ...] = ()
     takes_messages: bool = True  # False: the prompt must be text
-    # Prepares the process for the first call. A mere check of the reward omits this.
+    # Prepares the process for the first call. Not called if the reward is only checked.
     start: Callable[[], None] = lambda: None
     # False: a spare process would need too much memory.
     has_spare: bool = True

@@ -61,7 +61,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     # The calls of a judge: the keys are those of `USAGE`.
     usage: Mapping[str, int] = field(default_factory=dict, compare=False)
-    # The rubrics that the prompt has from now on. None: as before.
+    # The new rubrics of the prompt. None: the rubrics do not change.
     rubrics: Sequence[Rubric] | None = field(default=None, compare=False)
 
     @property

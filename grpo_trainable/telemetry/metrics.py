@@ -136,7 +136,7 @@ PART_MEAN, EVAL_PART_MEAN = "part/NAME_mean", "eval_part/NAME_mean"
 
 
 def named_metrics(metric: str, means: Mapping[str, float]) -> dict[str, float]:
-    """Return a metric for each mean: `metric`, with its name in the place of NAME."""
+    """Return the means as metrics. In `metric`, the name of each mean replaces NAME."""
     return {metric.replace("NAME", name): mean for name, mean in means.items()}
 
 

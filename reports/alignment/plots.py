@@ -84,8 +84,8 @@ def _margins(margins: Sequence[float]) -> Plot:
     return Plot(
         name="margins",
         title="Margins of the held-out pairs",
-        look="The pairs to the right of the dashed line are right. Pairs far to the left deserve a "
-        "look: either the model is wrong, or the label is.",
+        look="The model ranks the pairs to the right of the dashed line correctly. Look at pairs "
+        "far to the left: either the model is wrong, or the label is.",
         draw=draw,
         alt="A histogram of margins.",
     )

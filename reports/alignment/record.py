@@ -1,4 +1,4 @@
-"""An alignment run: what was asked for, the log of the trainer, and the measured rows."""
+"""Record of an alignment run: its settings, the trainer's log, and the measured rows."""
 
 from __future__ import annotations
 

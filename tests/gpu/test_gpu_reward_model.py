@@ -1,4 +1,4 @@
-"""A reward model on a GPU gives the rewards that it gives on a CPU."""
+"""A reward model gives the same rewards on a GPU as on a CPU."""
 
 from __future__ import annotations
 

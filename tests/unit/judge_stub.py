@@ -29,7 +29,7 @@ class Reply(NamedTuple):
 
 
 def completion(text: Any) -> Reply:
-    """Return an answer with a text, which costs 10 tokens and 3 tokens."""
+    """Return an answer with a text. It costs 10 prompt tokens and 3 completion tokens."""
     message = {"role": "assistant", "content": text}
     usage = {"prompt_tokens": 10, "completion_tokens": 3}
     return Reply(body=json.dumps({"choices": [{"message": message}], "usage": usage}))

@@ -1,6 +1,6 @@
-"""Calls of an OpenAI-compatible endpoint: retries, time limits and the count of tokens.
+"""Call an OpenAI-compatible endpoint, with retries and time limits, and count tokens.
 
-The API key is sent only in the header `Authorization`. Messages of errors never contain the key,
+The API key is sent only in the header `Authorization`. Error messages never contain the key,
 even if the endpoint repeats it.
 """
 
@@ -23,7 +23,7 @@ from grpo_trainable.tasks.judge.judge_file import JudgeSettings
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 20.0
 MAX_BYTES = 4 << 20  # maximum length of an answer
-SHOWN = 120  # characters of an answer that an error shows
+SHOWN = 120  # maximum length of an answer in an error message
 
 
 class NoAnswer(Exception):
@@ -35,7 +35,7 @@ class NoAnswer(Exception):
         Args:
             reason: The reason, in one line.
             repeats: True if the same call would fail again, for example because of a wrong key.
-            answered: False if the endpoint did not answer in time or is out of order.
+            answered: False if the endpoint is down or did not answer in time.
         """
         super().__init__(reason)
         self.repeats = repeats
@@ -49,7 +49,7 @@ class _Reply(NamedTuple):
 
 
 class _Passing(Exception):
-    """A failure that may pass, with the wait in seconds that the endpoint asks for."""
+    """A failure that may be temporary, with the wait in seconds that the endpoint asks for."""
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -82,7 +82,7 @@ class ChatClient:
             system: The instructions.
             user: The question.
             usage: Counts of calls, retries and tokens. This call adds its own.
-            until: Time (`time.monotonic`) after which the call is given up.
+            until: Deadline of the call (`time.monotonic`).
 
         Raises:
             NoAnswer: There is no answer after all retries, or before `until`.
@@ -138,7 +138,7 @@ class ChatClient:
         """Return the text of a chat completion.
 
         Raises:
-            _Passing: The endpoint is busy or out of order.
+            _Passing: The endpoint is busy or down.
             NoAnswer: The endpoint refuses the request, or answers something else.
         """
         said = f"HTTP {reply.status}: {self._shown(reply.body)}".rstrip(": ")
@@ -163,14 +163,14 @@ class ChatClient:
         return self.without_key(body[:MAX_BYTES].decode("utf-8", "replace"))
 
     def without_key(self, text: str) -> str:
-        """Return the start of a text in one line that files can store, without the API key."""
+        """Return the start of a text as one line of valid UTF-8, without the API key."""
         hidden = text if self._key is None else text.replace(self._key, "***")
         line = " ".join(encodable(hidden).split())
         return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
 
 
 def encodable(text: str) -> str:
-    """Replace half surrogate pairs, which JSON may contain and files may not."""
+    """Replace lone surrogates, which JSON can express but UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -194,7 +194,7 @@ def _read(response: requests.Response, end: float) -> bytes:
 
 
 def _reason(error: requests.RequestException) -> str:
-    """Return the reason of the operating system, or else the kind of the error.
+    """Return the operating system's reason, or the type of the error if there is none.
 
     The full message of `requests` is long and contains memory addresses.
     """

@@ -1,4 +1,4 @@
-"""Criteria that the judge writes for a prompt, by comparing responses to it (DR Tulu).
+"""Criteria that the judge writes for a prompt after comparing its responses (DR Tulu).
 
 Each prompt has a buffer of such criteria, besides the criteria of the judge's file. When responses
 to a prompt are scored, the judge reads them and writes new criteria that some of the responses meet

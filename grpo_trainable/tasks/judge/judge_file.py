@@ -1,4 +1,4 @@
-"""The file of a judge: where the judge answers, and the criteria that it applies.
+"""The judge file: the endpoint, the model and the criteria of a judge.
 
 A mistake in the file raises a one-line `ConfigError` that begins with the name of the key. No error
 shows a value that could be an API key.
@@ -21,7 +21,7 @@ from grpo_trainable.config.values import Settings
 from grpo_trainable.text import did_you_mean
 
 MAX_WEIGHT = 1e6
-RUBRICS = "rubrics"  # the part of the reward by the rubrics that the judge writes
+RUBRICS = "rubrics"  # name of the reward part from rubrics that the judge writes
 # Names of other parts (see `Score.all_parts`).
 RESERVED = ("answer", "format", RUBRICS)
 # Entries of a request that the judge's file must not set.
@@ -58,7 +58,7 @@ class Criterion(Settings):
 class JudgeSettings(Settings):
     """The contents of a judge's file, checked."""
 
-    # The URL is checked apart, because it could contain a password.
+    # The URL is checked separately, so that no error message shows a password in it.
     endpoint: str = text("")
     model: str = text("", expected="the name of a model", valid=_is_filled)
     # Environment variable that holds the API key. None: the endpoint needs no key.
@@ -69,12 +69,12 @@ class JudgeSettings(Settings):
         expected="two numbers, the lowest and the highest score, such as [0, 2]",
         valid=lambda low, high: low < high,
     )
-    concurrency: int = integer(8, minimum=1, maximum=256)  # calls at the same time
+    concurrency: int = integer(8, minimum=1, maximum=256)  # maximum number of concurrent calls
     timeout_s: float = number(60.0, above=0, maximum=3600)  # time limit of one call
-    retries: int = integer(4, minimum=0, maximum=20)  # further calls after a call that failed
+    retries: int = integer(4, minimum=0, maximum=20)  # repeat calls after a failed call
     # Maximum number of rubrics per prompt that the judge writes. 0: it writes none.
     max_rubrics: int = integer(0, minimum=0, maximum=50)
-    parameters: str = json.dumps(PARAMETERS)  # further entries of each request, as JSON
+    parameters: str = json.dumps(PARAMETERS)  # additional entries of each request, as JSON
     criteria: tuple[Criterion, ...] = ()
 
 
@@ -113,7 +113,7 @@ def api_key(settings: JudgeSettings) -> str | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects repeated keys. By default, the last of them would win."""
+    """A loader that rejects repeated keys. By default, the last one would win."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         found = super().construct_mapping(node, deep)

@@ -1,4 +1,4 @@
-"""The reward of a judge: all questions about a batch of responses, asked at the same time."""
+"""Compute a judge's reward, asking all questions about a batch of responses at the same time."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from grpo_trainable.tasks.task import RewardError, Score
 CACHED = 100_000  # maximum number of answers that a process keeps
 # After this many questions of a batch without an answer, the others are not asked.
 MAX_UNANSWERED = 10
-# Share of the time limit after which no call waits any longer, so that the scores of the other
-# responses are not lost with the process.
+# After this share of the time limit, no call waits any longer. At the limit itself, the process
+# would be killed, and the scores of the other responses would be lost.
 TIME_SHARE = 0.9
-# The time limit of the single call with which a command tests a judge.
+# Time limit of the one call that tests a judge before a command starts.
 TEST_S = 120.0
 
 
@@ -53,8 +53,8 @@ Ask = Callable[[Any, Counter[str], float], Any]  # (question, usage, until) -> v
 class Judge:
     """Scores responses by the criteria of a judge's file, and by rubrics that the judge writes.
 
-    Answers are kept, and equal questions are asked once. A response whose verdicts are not all
-    known has a `RewardError`, never a reward.
+    Answers are kept, and equal questions are asked once. If a verdict on a response is missing, the
+    response gets a `RewardError`, never a reward.
     """
 
     def __init__(self, settings: JudgeSettings, key: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Questions to a judge about one criterion, the verdict in its answer, and the reward of a rubric.
+"""Ask a judge about one criterion, read its verdict, and compute the reward of a rubric.
 
 The judge answers one question for each response and each criterion. A response is data, not an
 instruction: it stands between tags that it cannot close.
@@ -48,7 +48,7 @@ def question(given: Responses, response: str, criterion: str) -> Question:
 
 
 def known_answer(given: Responses) -> str:
-    """Return the true answer of a prompt as text; empty if there is none."""
+    """Return the true answer of a prompt as text, or "" if there is none."""
     truth = given.ground_truth
     if truth is None or isinstance(truth, str):
         return truth or ""
@@ -106,5 +106,5 @@ def rubric_reward(weighted: Iterable[tuple[float, float]]) -> float:
 
 
 def _without_tags(text: str) -> str:
-    """Return a text in which our tags no longer work."""
+    """Replace the first character of our tags, so the text cannot open or close them."""
     return _TAG.sub("‹", text)

@@ -1,4 +1,4 @@
-"""The Hugging Face model that a stage starts from, found and checked without loading it."""
+"""Find and check the Hugging Face model that a stage starts from, without loading it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo_trainable.models.hf.json_files import (
 )
 from grpo_trainable.tools.alignment.stages import Stage
 
-CLASSIFIER = "ForSequenceClassification"  # end of the names of such architectures
+CLASSIFIER = "ForSequenceClassification"  # suffix of the architecture names of classifiers
 
 
 def base_model(path: str, stage: Stage) -> Path:

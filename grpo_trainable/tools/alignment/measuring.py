@@ -1,6 +1,6 @@
 """Measure a trained model on the held-out rows: scores of both responses, and new responses.
 
-TRL's trainer tokenizes the rows and computes the log-probs, so the scores are those of its metrics.
+TRL's trainer tokenizes the rows and computes the log-probs, so the scores agree with TRL's metrics.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def measure(run: Run, trainer: Any) -> list[MeasuredRow]:
     """Return the held-out rows with the scores and responses of the trained model.
 
     A reward model scores a response by its output. A policy that DPO trained scores a response by
-    its implicit reward: beta times the log of the ratio of its probability to that under the
-    reference (Rafailov et al. 2023, equation 5). Pairs that TRL has left out have no score, so they
-    are left out here, too.
+    its implicit reward: beta * log(p / p_ref), with the response's probabilities under the policy
+    and the reference (Rafailov et al. 2023, equation 5). Pairs that TRL has left out have no score,
+    so they are left out here, too.
     """
     trainer.model.eval()
     rows = run.held_out.rows

@@ -19,7 +19,7 @@ from grpo_trainable.tools.alignment.stages import Stage
 
 HELD_OUT_SHARE = 0.1  # held-out share of the rows, but at most MOST_HELD_OUT rows
 MOST_HELD_OUT = 1000
-# Columns that would change the text of a row. Without them, the model would learn another text.
+# Columns that change the text of a row. Without them, the model would train on a different text.
 UNSUPPORTED = ("tools", "chat_template_kwargs", "images", "image", "margin")
 
 
@@ -85,7 +85,7 @@ def read_rows(option: str, path: str, stage: Stage) -> Rows:
             rows.append({name: row[name] for name in columns})
             unused |= dict.fromkeys(name for name in row if name not in columns)
     except ValueError as error:
-        # The reader names the setting of a task.
+        # The reader's message names a task setting instead of the option.
         raise ValueError(str(error).replace("task.train_file=", f"{option} ")) from None
     if not rows:
         raise ValueError(f"{option} {path}: has no rows")

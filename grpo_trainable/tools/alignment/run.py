@@ -1,4 +1,4 @@
-"""The directory of one run of a stage: what was asked for, its files, and what is finished."""
+"""The directory of an alignment run: its settings, its files, and its progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Run:
         """Make the directory of the run, or check that an existing one has the same settings.
 
         Returns:
-            True if the directory had no run in it.
+            True if the run is new.
 
         Raises:
             ValueError: If the directory contains something else. The message is one line.
@@ -81,5 +81,5 @@ class Run:
         return found[max(found)] if found else None
 
     def read_result(self) -> dict[str, Any]:
-        """Return the content of the result of a complete run."""
+        """Return the content of `result.json`. The run must be complete."""
         return json.loads((self.out / RESULT).read_text(encoding="utf-8"))

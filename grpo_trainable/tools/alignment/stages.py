@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A kind of training that TRL does."""
+    """A kind of training that TRL provides."""
 
     name: str  # on the command line
     trainer: str  # class in TRL

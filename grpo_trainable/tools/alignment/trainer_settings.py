@@ -1,4 +1,4 @@
-"""The fields of TRL's config classes as settings: text is converted, and mistakes are named."""
+"""Convert settings to fields of TRL's config classes, and report mistakes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from grpo_trainable.text import did_you_mean
 
 TRL_MAX_LENGTH = 1024  # TRL's default
-SHARE_LOGGED, SHARE_MEASURED = 0.01, 0.1  # of all steps: from one log, or measurement, to the next
+SHARE_LOGGED, SHARE_MEASURED = 0.01, 0.1  # intervals, as shares of all steps
 CHECKPOINTS_KEPT = 2
 
 # Fields that the command sets, or that have no effect on it, each with the reason.
@@ -19,14 +19,14 @@ REFUSED = {
     "seed": "use --seed",
     "resume_from_checkpoint": "the command continues from the newest checkpoint without it",
     "save_only_model": "an interrupted run could not continue",
-    "trust_remote_code": "code that a model brings is never run",
+    "trust_remote_code": "code that comes with a model is never run",
     "dataset_text_field": "the column is always called text",
     **dict.fromkeys(
         ("do_train", "do_eval", "do_predict", "disable_tqdm", "run_name", "project", "local_rank"),
         "has no effect here",
     ),
 }
-ONLINE = ("hub_", "push_to_hub", "trackio_")  # beginnings of the names of fields for the hub
+ONLINE = ("hub_", "push_to_hub", "trackio_")  # prefixes of fields for online services
 
 
 def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
@@ -114,7 +114,7 @@ def own_defaults(settings: Mapping[str, Any], context: int | None, *, gpu: bool)
         "max_length": min(TRL_MAX_LENGTH, context or TRL_MAX_LENGTH),
         "report_to": "tensorboard",
         "logging_steps": SHARE_LOGGED,
-        "logging_nan_inf_filter": False,  # a loss that is not a number must be seen
+        "logging_nan_inf_filter": False,  # a loss that is not a number must be visible
         "eval_strategy": "steps",
         "eval_steps": SHARE_MEASURED,
         "eval_on_start": True,

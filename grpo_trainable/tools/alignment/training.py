@@ -33,7 +33,7 @@ class RefusedByTRL(ValueError):
 
 
 class Diverged(RuntimeError):
-    """The loss is not a number any more. The message is one line."""
+    """The loss is no longer a number. The message is one line."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -49,7 +49,8 @@ def build_trainer(run: Run) -> Any:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
-    # Otherwise a resume warns that eval_steps, which is a share of all steps, was a number.
+    # Our eval_steps is a share of all steps, but a checkpoint contains a number of steps. Without
+    # this line, a resume would warn of the difference.
     logging.getLogger("transformers.trainer_utils").setLevel(logging.ERROR)
     # TRL uses a name that newer versions of transformers deprecate.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
@@ -166,7 +167,7 @@ class Watch(TrainerCallback):
         control: TrainerControl,
         **others: Any,
     ) -> None:
-        """Ask for a checkpoint and for the end if a signal came."""
+        """After a signal, ask for a checkpoint and stop the training."""
         if self.asked:
             control.should_save = control.should_training_stop = True
 

@@ -21,7 +21,7 @@ from launch import align
 pytest.importorskip("trl", reason="needs the extra align")
 transformers = pytest.importorskip("transformers")
 
-# Read when huggingface_hub is imported, which has happened. The command sets them for itself.
+# The command sets these variables, so they must be restored after a test.
 OFFLINE = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TENSORBOARD_LOGGING_DIR")
 CHAT = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 SHORT = {
@@ -50,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in OFFLINE:
         monkeypatch.setenv(name, "1")  # restored after the test
-    monkeypatch.setenv("CI", "1")  # TRL reports its use elsewhere
+    monkeypatch.setenv("CI", "1")  # otherwise TRL sends usage statistics
     words = ["fox", "story", "word", "old", "home"]
     prompts = [f"Write about the {a} and the {b}:" for a in words for b in words]
     write(tmp_path / "answers.jsonl", [{"prompt": p, "completion": " The fox."} for p in prompts])

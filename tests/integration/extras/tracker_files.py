@@ -1,4 +1,4 @@
-"""Readers of the local files of trackers: which run has which steps and which report.
+"""Read the local files of trackers: the steps and the report of each run.
 
 Each function returns, by run, `(step, reward)` of each stored step in order, and the names of the
 attached files.

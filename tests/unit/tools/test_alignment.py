@@ -194,7 +194,7 @@ def test_a_wrong_field_or_value_is_refused_by_name(key, value, message):
         (["output_dir=x"], "--set output_dir: use --out"),
         (["seed=1"], "--set seed: use --seed"),
         (["push_to_hub=true"], "--set push_to_hub: the command works offline"),
-        (["trust_remote_code=true"], "--set trust_remote_code: code that a model brings is"),
+        (["trust_remote_code=true"], "--set trust_remote_code: code that comes with a model is"),
     ],
 )
 def test_settings_that_the_command_decides_are_refused(assignments, message):
