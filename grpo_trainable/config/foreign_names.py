@@ -73,8 +73,8 @@ _LOGS = (
 _DIRECTORY = "files are written to STORAGE/NAME, which --storage and --name set"
 _DATA = "save the data with Dataset.save_to_disk, and name the directory in task.train_file"
 _NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is an error"
-VLLM_ON_CPUS = "vLLM runs on CPUs only here; on a GPU, leave engine at its default"
-_VLLM_MEMORY = "vLLM runs on CPUs only here, and its KV cache has room for one call"
+VLLM_ON_CPUS = "vLLM runs only on CPUs here; on a GPU, leave engine at its default"
+_VLLM_MEMORY = "vLLM runs only on CPUs here, and its KV cache has room for one call"
 
 NOTHING_ALIKE = (
     trl("top_p", f"{_WHOLE_LAW}; eval.top_p is only for evaluations"),

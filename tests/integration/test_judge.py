@@ -133,7 +133,9 @@ def rubrics_of(trial: Any) -> dict[str, Any]:
     return trial.trial.pipeline.state()["rubrics"]
 
 
-def test_trial_with_a_failing_judge_goes_on_and_resumes_exactly(begun: Any, tmp_path: Path) -> None:
+def test_trial_with_a_failing_judge_continues_and_resumes_exactly(
+    begun: Any, tmp_path: Path
+) -> None:
     with StubJudge(recorded) as stub:
         trial = begun(config_of(stub, tmp_path))
         rows = [trial.train() for _ in range(2)]

@@ -54,7 +54,7 @@ def wandb_files(directory: Path) -> tuple[Steps, Files]:
 
 
 def wandb_records(content: bytes) -> Iterator[bytes]:
-    """Yield the whole records of a file, whose format is that of LevelDB's log."""
+    """Yield the complete records of a file in the format of LevelDB's log."""
     place, data = HEADER, b""
     while len(content) - place >= HEADER:
         left = BLOCK - place % BLOCK

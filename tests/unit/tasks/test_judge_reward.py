@@ -230,9 +230,7 @@ def test_failed_question_is_asked_again_and_known_verdicts_are_not(
     assert second.usage == {"calls": 1, "cached": 1, "prompt_tokens": 10, "completion_tokens": 3}
 
 
-def test_judge_out_of_order_is_not_asked_about_every_response(
-    stub: StubJudge, tmp_path: Path
-) -> None:
+def test_failing_judge_is_not_asked_about_every_response(stub: StubJudge, tmp_path: Path) -> None:
     stub.answers = lambda asked: Reply(503)
     path = stub.file(tmp_path, concurrency=2, retries=0)
     answered = scores(path, responses(*map(str, range(50))))

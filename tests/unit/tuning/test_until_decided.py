@@ -92,7 +92,7 @@ def test_nothing_is_called_decided_if_no_arm_can_be_tested(tmp_path):
 
 def test_durations_are_written_in_words():
     assert [duration(s) for s in (40, 720, 9000)] == ["40 s", "12 min", "2.5 h"]
-    # A price rounded up is never equal to the smaller time that is left, rounded down.
+    # Prices are rounded up and the time left is rounded down, so they never look equal by mistake.
     prices = [duration(s, math.ceil) for s in (119.6, 725, 9001)]
     assert prices == ["120 s", "13 min", "2.6 h"]
     assert [duration(s, math.floor) for s in (119.5, 724, 8999)] == ["119 s", "12 min", "2.4 h"]
