@@ -106,7 +106,8 @@ def refuse_other_than_reward_model(directory: Path) -> None:
         )
     if "quantization_config" in read_json(directory / "config.json"):
         raise ValueError(
-            f"{directory}: the weights are quantized, but rewards are computed in float32"
+            f"{directory}: the weights are quantized, but rewards are computed in float32; choose "
+            "a model with unquantized weights"
         )
 
 
