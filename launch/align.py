@@ -107,7 +107,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="set a field of TRL's SFTConfig, RewardConfig or DPOConfig, for example "
-        "learning_rate=1e-5 or num_train_epochs=1; may be given many times",
+        "learning_rate=1e-5 or num_train_epochs=1; may be given more than once",
     )
     return parser.parse_args(argv)
 

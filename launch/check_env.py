@@ -93,14 +93,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="JSON",
         action="append",
         default=[],
-        help="specification to play in place of the task's examples; may be given many times",
+        help="specification to play in place of the task's examples; may be given more than once",
     )
     add(
         "--action",
         metavar="TEXT",
         action="append",
         default=[],
-        help="action that may be played, without the string that ends it; may be given many times",
+        help="action that may be played, without the string that ends it; "
+        "may be given more than once",
     )
     add(
         "--specs",
@@ -117,7 +118,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         help="setting of the trial, for example env.max_turns=20, or model.path=MODEL to check "
-        "with the tokenizer of MODEL; may be given many times",
+        "with the tokenizer of MODEL; may be given more than once",
     )
     return parser.parse_args(argv)
 

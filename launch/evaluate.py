@@ -97,7 +97,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="change a setting that an evaluation reads, for example rollout.max_new_tokens=40 or "
-        "task.eval_file=test.jsonl; may be given many times",
+        "task.eval_file=test.jsonl; may be given more than once",
     )
     add(
         "--prompts",

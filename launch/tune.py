@@ -142,7 +142,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="set a config key in every trial, for example optim.lr=2e-4; arm=async_k1 runs only "
-        "that arm, and arm=sync,async_k1 these two. May be given many times, but once per key. "
+        "that arm, and arm=sync,async_k1 these two. May be given once for each key. "
         "--settings lists the keys. A relative path is relative to the current directory",
     )
     length = parser.add_mutually_exclusive_group()
@@ -275,7 +275,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         default=[],
         help="also send the metrics of each round to W&B, MLflow or Trackio, as one run for each "
         "trial, and attach the report at the end. Needs the extra of the same name. May be given "
-        "many times (docs/howto/trackers.md)",
+        "more than once (docs/howto/trackers.md)",
     )
     add(
         "--callback",
@@ -284,7 +284,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="add your own Tune callback, a class that is instantiated without arguments. May be "
-        "given many times (docs/howto/trackers.md)",
+        "given more than once (docs/howto/trackers.md)",
     )
     add(
         "--address",

@@ -337,7 +337,7 @@ def _answer_section(found: Answer | None) -> str:
 
 
 def _changes_section(comparison: Comparison) -> str:
-    """Return the section on quantities that moved, with a folded table of every quantity."""
+    """Return the section on quantities that moved, with a collapsed table of every quantity."""
     said = []
     for arm, own in comparison.changes.items():
         moved = [sentence for change in own for sentence in change.sentences()]

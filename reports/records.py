@@ -50,7 +50,7 @@ class TrialRecord:
     member: bool = False  # True if PBT may make the trial copy other trials of the experiment
     rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
     ended: bool  # True if the last row says that no round follows
-    error: str | None  # the last line of error.txt, which remains if a retry succeeds
+    error: str | None  # the last line of error.txt, which Tune keeps even if a retry succeeds
     error_at: float | None  # time of the last failure, in seconds since 1970
     has_trace: bool
     problems: Sequence[str]  # one line for each thing that could not be read

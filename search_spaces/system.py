@@ -55,7 +55,7 @@ def system_space(
         weight_updates: Values of `weight_update`.
         transports: Values of `transport` for separate actors.
         resources: Settings of `resources` without the prefix, such as `{"worker_gpus": 1}`. Each
-            is given to the placement that reads it.
+            is given only to trials whose placement reads it.
         ks: Values of `k`.
         k_modes: Values of `k_mode` for k above 1.
         buffer_capacities: Values of `buffer_capacity`.

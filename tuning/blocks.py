@@ -43,8 +43,9 @@ def next_block(experiment: ExperimentRecord, menu: Menu, seeds: int, limits: Lim
     if not undecided:
         if len(untested) == len(menu.others):
             return "no arm can be tested"
-        but = f", but {', '.join(untested)} cannot be tested" if untested else ""
-        return f"every arm is decided{but}"
+        if untested:
+            return f"every arm that can be tested is decided; cannot test {', '.join(untested)}"
+        return "every arm is decided"
     if seeds >= limits.max_seeds:
         return f"the maximum of {limits.max_seeds} seeds has been reached (--max-seeds)"
     arms = [menu.baseline.arm, *undecided]

@@ -1,4 +1,4 @@
-"""Print the reference of all keys: `python -m grpo_trainable.config > docs/config.md`."""
+"""Print the reference for all keys: `python -m grpo_trainable.config > docs/config.md`."""
 
 from grpo_trainable.config.describe import page
 

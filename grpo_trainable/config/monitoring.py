@@ -126,7 +126,7 @@ class CallbackSettings(Settings):
     )
     verbose: bool = flag(
         False,
-        "Print version changes and example responses.",
+        "Print example responses, and each change of an actor's policy version.",
         also_called=(
             trl(
                 "log_completions",

@@ -260,7 +260,7 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
 
 
 def advice_for(key: str) -> str | None:
-    """Return our name for a key of TRL or verl, as advice. Return None for other keys.
+    """Return advice for a key of TRL or verl, such as our name for it, or None for other keys.
 
     A name from TRL is also recognised inside one of our sections, as in `loss.beta`.
     """

@@ -374,7 +374,7 @@ def text(
     valid: Callable[[str], bool] = lambda text: True,
     **relations: Any,
 ) -> Any:
-    """Declare a string that satisfies `valid`. `expected` describes it in errors."""
+    """Declare a string that satisfies `valid`. Errors describe such a string with `expected`."""
     return _text(default, meaning, expected, valid, "text", **relations)
 
 

@@ -309,7 +309,7 @@ def _answers(replies: Sequence[Mapping[str, Any]]) -> list[Score | RewardError]:
 
 
 def _confirmed(first: Score | RewardError, second: Score | RewardError) -> Score | RewardError:
-    """Combine the two answers to a repeated request. A failure repeats if both are equal."""
+    """Combine two answers to a request. A failure keeps `repeats` only if both are equal."""
     usage = dict(Counter(first.usage) + Counter(second.usage))
     if isinstance(first, Score):
         # The rubrics of a group are known only once all its responses are scored.

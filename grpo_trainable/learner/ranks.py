@@ -247,7 +247,7 @@ def deal(
 
     If the number of microbatches is not a multiple of the number of ranks, the largest microbatches
     are cut in two until the number is a multiple. Microbatches of one row cannot be cut. If no
-    larger ones are left, some ranks get one microbatch fewer than others.
+    larger ones are left, some ranks get fewer microbatches than others.
 
     Args:
         parts: The microbatches, each as the indices of its rows.

@@ -47,10 +47,10 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train a byte-level BPE of at most `vocab_size` tokens.
 
-        The tokens are 256 bytes, end-of-text, padding, and merges learned from `texts`. For any
-        text, `decode(encode(text))` returns the text unchanged. A newline is always a separate
-        token, so the ids of a prompt that ends in a newline are a prefix of the ids of prompt +
-        response.
+        The tokens are the 256 byte values, end-of-text, padding, and merges learned from `texts`.
+        For any text, `decode(encode(text))` returns the text unchanged. A newline is always a
+        separate token, so the ids of a prompt that ends in a newline are a prefix of the ids of
+        prompt + response.
 
         Args:
             texts: Texts to learn the merges from.

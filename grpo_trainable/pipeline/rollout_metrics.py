@@ -10,7 +10,7 @@ import torch
 
 from grpo_trainable.protocol.rollout import RolloutGroup, extents
 
-RUN_TOKENS = 4  # length of the token runs in which repetitions are counted
+RUN_TOKENS = 4  # length of a run of tokens; a run that repeats an earlier one is counted
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:

@@ -84,9 +84,9 @@ SCHEMAS = {
             # Figures of the critic; null without a critic. The loss is not multiplied by
             # critic.coef.
             **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
-            # KL from the policy before the step, in nats per response, on the responses that the
-            # step trains on. For "reference" and "previous", only responses in the round's KL
-            # sample are measured.
+            # KL from the policy before the step to the named policy, in nats per response, on the
+            # responses that the step trains on. For "reference" and "previous", only responses in
+            # the round's KL sample are measured.
             **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
         }
     ),

@@ -33,7 +33,7 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
     of the first bad row.
 
     Args:
-        key: Setting that names the file, without `task.`.
+        key: Setting that names the file, without the prefix `task.`.
         path: The file.
         parse: Converts a row to an example.
         strict: Raise an error for the first bad row instead of skipping it.

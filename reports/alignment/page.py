@@ -75,8 +75,8 @@ def _figures_section(record: AlignmentRecord) -> str:
         )
         if record.stage.writes_text:
             note += (
-                " The initial policy is the reference, so each pair is a tie at first, and there "
-                "is no first accuracy."
+                " The initial policy is the reference, so each pair starts as a tie, and "
+                "the accuracy has no first value."
             )
     else:
         note += ", in nats per token."

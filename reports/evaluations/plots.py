@@ -102,7 +102,7 @@ def _lengths(record: EvaluationRecord) -> Plot:
         "limit before you trust the figures. If one category has longer responses than the others, "
         "the reward may depend on length.",
         draw=draw,
-        alt=f"A histogram from {min(every)} to {max(every)} tokens.",
+        alt=f"A histogram of response lengths, from {min(every)} to {max(every)} tokens.",
         height=HEIGHT + 0.3,
     )
 

@@ -584,7 +584,7 @@ def test_an_incomplete_reward_or_list_is_refused(given):
         ("r.py:f", "/base/r.py:f"),
         ("a.b:c", "a.b:c"),
         ('["a:b", "model:../rm", "r.py:f"]', '["a:b", "model:/rm", "/base/r.py:f"]'),
-        ("model:", "model:"),  # the check of the setting refuses it later
+        ("model:", "model:"),  # rejected later, when the setting is checked
     ],
 )
 def test_paths_of_rewards_become_absolute(given, absolute):

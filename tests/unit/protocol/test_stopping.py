@@ -93,7 +93,7 @@ def test_the_estimate_includes_an_evaluation_only_if_one_is_due(rounds):
 
 
 def test_an_evaluation_before_the_gradient_steps_is_not_counted_with_them(rounds):
-    """The first round evaluates the policy before training, and here once more at its end."""
+    """The first round evaluates the policy before training and, in this test, after it as well."""
     with rounds.round(1):
         rounds.time_s += 30 + 90
         rounds.training_begins(evaluates=True)

@@ -251,7 +251,7 @@ def test_adapters_are_counted_to_the_byte(targets, tmp_path):
 
 
 def kept_for_backward(policy: Policy, rows: int, length: int) -> int:
-    """Return the bytes that autograd keeps for one forward pass of the body.
+    """Return the number of bytes that autograd keeps for one forward pass of the body.
 
     The first tokens of the rows differ, so packed rows share nothing.
     """
