@@ -180,7 +180,7 @@ def one_line(error: BaseException) -> str:
 
 
 def users_line(error: BaseException) -> str:
-    """Return " (FILE, line N)" for the innermost call of the user's own code, or ""."""
+    """Return where the user's own code failed, as " (FILE, line N)", or "" if it did not."""
     calls = [
         (Path(frame.f_code.co_filename).name, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
