@@ -127,6 +127,12 @@ def _no_memfd() -> str | None:
     )
 
 
+def _no_nixl() -> str | None:
+    # Before this function existed, Ray kept registrations of memory that had been freed.
+    too_old = load("transport", "grpo_trainable.storage.ray_private:too_old_for")
+    return missing_library("nixl", INSTALL_NIXL) or too_old("deregister_nixl_memory")
+
+
 TRANSPORTS: dict[str, Transport] = {
     transport.name: transport
     for transport in (
@@ -162,7 +168,7 @@ TRANSPORTS: dict[str, Transport] = {
             receiver="grpo_trainable.transports.rdt:NixlReceiver",
             tensor_transport=True,
             start="grpo_trainable.transports.rdt:start_nixl",
-            missing_library=partial(missing_library, "nixl", INSTALL_NIXL),
+            missing_library=_no_nixl,
             cost="its agents poll, so each process uses nearly one CPU core in addition to its "
             "reserved cores",
         ),

@@ -5,11 +5,15 @@ private attributes of Tune's objects: docs/architecture/actors.md lists them.
 
 The first import of a name from this file loads the Ray module that defines the name. So a process
 loads only the Ray modules that it uses.
+
+Code that differs between versions of Ray also belongs in this file
+(docs/decisions/ray-versions.md).
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,6 +68,9 @@ _NAMES = {
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
+# Names that older versions of Ray do not have -> the first version that has them.
+_SINCE = {"deregister_nixl_memory": (2, 56)}
+
 SYNCER_LOGGER = "ray.train._internal.syncer"
 
 
@@ -71,3 +78,16 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def too_old_for(name: str) -> str | None:
+    """Return a one-line message if this version of Ray does not have a name yet, or None."""
+    installed, since = importlib.metadata.version("ray"), _SINCE.get(name, (0, 0))
+    if _numbers(installed) >= since:
+        return None
+    needed = ".".join(map(str, since))
+    return f"needs Ray {needed} or newer, and Ray {installed} is installed"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split(".")[:2])

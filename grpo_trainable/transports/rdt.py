@@ -1,7 +1,7 @@
 """Ray Direct Transport: tensors are sent from actor to actor and bypass the object store.
 
 This feature is described at https://docs.ray.io/en/latest/ray-core/direct-transport.html and is
-alpha in Ray 2.60. A snapshot is sent as one buffer. With `nixl` and `cuda_ipc`, a receiver fetches
+alpha. A snapshot is sent as one buffer. With `nixl` and `cuda_ipc`, a receiver fetches
 the buffer that the sender has prepared. `gloo` and `nccl` send within a collective group whenever
 the driver passes the value of the learner's `staged` to a generator. If one side of a transfer
 fails, Ray ends both actors.
@@ -23,9 +23,9 @@ from ray.exceptions import RayError
 from torch import Tensor
 
 from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.storage import ray_private
 from grpo_trainable.storage.ray_private import (
     create_collective_group,
-    deregister_nixl_memory,
     destroy_collective_group,
     get_store_name,
     get_tensor_transport_manager,
@@ -69,7 +69,7 @@ class _Buffer:
     def close(self) -> None:
         """Remove the registration, because another buffer may later get the same address."""
         if self._registered:
-            deregister_nixl_memory(self.bytes)
+            ray_private.deregister_nixl_memory(self.bytes)
 
 
 def _close(slots: Slots[_Buffer]) -> None:
