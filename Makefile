@@ -21,12 +21,23 @@ READY_VLLM := .venv-vllm/.ready
 ADAPTERS := .venv-adapters/bin
 READY_ADAPTERS := .venv-adapters/.ready
 # The oldest supported version of Ray, one in the middle, and the newest.
-RAY_VERSIONS := 2.55 2.57 2.60
+RAY_VERSIONS := 2.55.0 2.57.1 2.60.0
 TEST_RAY := $(RAY_VERSIONS:%=test-ray-%)
-# Tests of private names, of the changes to Tune's classes, of the command (synchronous and
-# asynchronous trials, reused processes, a SIGKILL, a SIGINT and two resumes), of a collective group
-# and of RLlib.
-RAY_TESTS := tests/integration/test_interrupted_run.py tests/integration/test_finished_run.py
+# Private names, changes to Tune's classes, the command with synchronous and asynchronous trials in
+# reused processes, SIGKILL and SIGINT with a resume after each, PBT, a collective group, and RLlib.
+RAY_TESTS := $(addprefix tests/, \
+	unit/test_imports.py::test_private_names_of_ray_are_where_the_table_says \
+	unit/callbacks/test_save_on_interrupt.py unit/test_trainable.py unit/tuning/test_run.py \
+	unit/tuning/test_snapshots.py unit/tuning/test_tune_schedulers.py \
+	$(addprefix integration/, \
+	test_interrupted_run.py \
+	test_finished_run.py::test_a_trial_in_the_processes_of_another_one_computes_the_same_bits \
+	test_finished_run.py::test_every_logged_number_is_a_metric_with_a_name \
+	test_schedulers.py::test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced \
+	test_schedulers.py::test_processes_are_reused_only_after_success_and_never_keep_another_trial_waiting \
+	test_weight_sync.py::test_what_was_fetched_stays_whole_though_the_learner_dies \
+	extras/test_rllib.py::test_an_rllib_users_walk \
+	extras/test_rllib.py::test_tune_finds_it_by_name_and_its_checkpoint_goes_on))
 
 # Let the processes of trials and tests share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
@@ -73,7 +84,7 @@ test-adapters: $(READY_ADAPTERS) ## Test environments of other packages, in .ven
 test-cluster: $(READY) ## Test trials on a Ray cluster of three machines (root, Linux).
 	$(BIN)/python -m pytest -rs tests/cluster $(ARGS)
 
-# Each version of Ray has an environment, which is kept. To test one version: make test-ray-2.57
+# Each version of Ray has an environment, which is kept. To test one version: make test-ray-2.57.1
 test-ray: $(TEST_RAY) ## Test the oldest, a middle and the newest supported version of Ray.
 
 $(TEST_RAY): test-ray-%: .venv-ray-%/.ready
@@ -164,7 +175,7 @@ evidence: $(READY) .venv-trl/.ready ## Repeat the main measurements (an hour).
 	echo "import site; site.addsitedir('$(CURDIR)/$$packages')" \
 		> ".venv-ray-$*/$${packages#.venv/}/packages-of-venv.pth"
 	.venv-ray-$*/bin/python -m pip install --disable-pip-version-check \
-		'ray[tune,train,rllib]==$*.*'
+		'ray[tune,train,rllib]==$*'
 	@touch $@
 
 # Remove .venv first, so that an activated .venv does not build the new one.

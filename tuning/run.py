@@ -26,7 +26,7 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources, set_dotted
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.storage.object_store import AnyPath
-from grpo_trainable.storage.ray_private import SYNCER_LOGGER, services
+from grpo_trainable.storage.ray_private import SYNCER_LOGGER, require_token, services
 from grpo_trainable.tasks.input_files import users_objects, users_rewards
 from grpo_trainable.trainable import NAME, register
 from tuning.grid import OrderedGrid, param_space
@@ -101,6 +101,7 @@ def _start_ray(plan: Plan) -> None:
         return
     os.environ.update(resources.OPENMP)
     make_token(Path.home(), os.environ)
+    require_token()
     # Ray gives its workers niceness 15. At that niceness, a trial would seem to hang as soon as one
     # other process is busy.
     os.environ.setdefault("RAY_worker_niceness", "0")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,6 +79,20 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def require_token() -> None:
+    """Make a cluster that this process starts refuse calls without Ray's token.
+
+    If the environment says whether a token is needed, do nothing. Ray 2.59 and newer require a
+    token by default, but older versions do not.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return
+    from ray._raylet import Config
+
+    os.environ["RAY_AUTH_MODE"] = "token"
+    Config.initialize("")  # Ray has read the environment when it was imported
 
 
 def too_old_for(name: str) -> str | None:
