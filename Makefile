@@ -25,19 +25,19 @@ RAY_VERSIONS := 2.55.0 2.57.1 2.60.0
 TEST_RAY := $(RAY_VERSIONS:%=test-ray-%)
 # Private names, changes to Tune's classes, the command with synchronous and asynchronous trials in
 # reused processes, SIGKILL and SIGINT with a resume after each, PBT, a collective group, and RLlib.
-RAY_TESTS := $(addprefix tests/, \
-	unit/test_imports.py::test_private_names_of_ray_are_where_the_table_says \
-	unit/callbacks/test_save_on_interrupt.py unit/test_trainable.py unit/tuning/test_run.py \
-	unit/tuning/test_snapshots.py unit/tuning/test_tune_schedulers.py \
-	$(addprefix integration/, \
+RAY_TESTS := $(addprefix tests/integration/, \
 	test_interrupted_run.py \
+	extras/test_rllib.py::test_an_rllib_users_walk \
+	extras/test_rllib.py::test_tune_finds_it_by_name_and_its_checkpoint_goes_on \
 	test_finished_run.py::test_a_trial_in_the_processes_of_another_one_computes_the_same_bits \
 	test_finished_run.py::test_every_logged_number_is_a_metric_with_a_name \
 	test_schedulers.py::test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced \
 	test_schedulers.py::test_processes_are_reused_only_after_success_and_never_keep_another_trial_waiting \
-	test_weight_sync.py::test_what_was_fetched_stays_whole_though_the_learner_dies \
-	extras/test_rllib.py::test_an_rllib_users_walk \
-	extras/test_rllib.py::test_tune_finds_it_by_name_and_its_checkpoint_goes_on))
+	test_weight_sync.py::test_what_was_fetched_stays_whole_though_the_learner_dies) \
+	$(addprefix tests/unit/, \
+	test_imports.py::test_private_names_of_ray_are_where_the_table_says \
+	callbacks/test_save_on_interrupt.py test_trainable.py tuning/test_run.py \
+	tuning/test_snapshots.py tuning/test_tune_schedulers.py)
 
 # Let the processes of trials and tests share compiled bytecode.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,7 +45,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 .PHONY: help tune test extras test-extras test-vllm test-adapters test-cluster check unit docs fresh
-.PHONY: tables evidence test-ray $(TEST_RAY)
+.PHONY: tables evidence test-ray test-oldest-ray $(TEST_RAY)
 .PHONY: test-processors test-processors-restricted
 .PHONY: bench bench-startup bench-peers bench-trials bench-faults
 .PHONY: bench-off-policy bench-real-model
@@ -84,8 +84,10 @@ test-adapters: $(READY_ADAPTERS) ## Test environments of other packages, in .ven
 test-cluster: $(READY) ## Test trials on a Ray cluster of three machines (root, Linux).
 	$(BIN)/python -m pytest -rs tests/cluster $(ARGS)
 
-# Each version of Ray has an environment, which is kept. To test one version: make test-ray-2.57.1
+# Each version of Ray has an environment, which is kept.
 test-ray: $(TEST_RAY) ## Test the oldest, a middle and the newest supported version of Ray.
+
+test-oldest-ray: $(firstword $(TEST_RAY)) ## Test the oldest supported version of Ray.
 
 $(TEST_RAY): test-ray-%: .venv-ray-%/.ready
 	.venv-ray-$*/bin/python -m pytest $(IN_ORDER) $(RAY_TESTS) $(ARGS)

@@ -30,7 +30,7 @@ from grpo_trainable.cluster.transport_choice import (
 )
 from grpo_trainable.cluster.trial_actors import MadeInActor
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, transport_catalog
 from grpo_trainable.config.transport_catalog import TRANSPORTS, Transport
 from grpo_trainable.plugins import PluginError, load
 from grpo_trainable.protocol.checksums import storage_checksum
@@ -320,6 +320,22 @@ def test_auto_follows_where_the_actors_are(
     choice = choose_transport(GRPOConfig.from_dict(data), nodes)
     assert choice.key == choice.transport.name == name
     assert why in choice.why
+
+
+@pytest.mark.parametrize(
+    ("ray", "missing"),
+    [
+        ("2.55.1", "needs Ray 2.56 or newer, and Ray 2.55.1 is installed"),
+        ("2.56.0", None),
+        ("3.0.0.dev0", None),
+    ],
+)
+def test_nixl_needs_a_version_of_ray_that_unregisters_memory(
+    monkeypatch: pytest.MonkeyPatch, ray: str, missing: str | None
+) -> None:
+    monkeypatch.setattr(transport_catalog, "missing_library", lambda name, install: None)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: ray)
+    assert TRANSPORTS["nixl"].missing() == missing
 
 
 def test_machines_are_counted_that_fetch_from_another() -> None:

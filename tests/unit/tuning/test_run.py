@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._raylet import AuthenticationMode, Config, get_authentication_mode
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.storage.ray_private import require_token
 from tuning.run import leaves_no_state, make_token
 
 
@@ -50,3 +53,16 @@ def test_a_token_is_made_that_nobody_else_can_read(tmp_path: Path) -> None:
 def test_no_token_is_made_that_ray_would_not_read(tmp_path: Path, name: str, value: str) -> None:
     make_token(tmp_path, {name: value})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_is_required_unless_the_environment_names_a_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.delenv("RAY_AUTH_MODE", raising=False)
+        require_token()
+        assert get_authentication_mode() == AuthenticationMode.TOKEN
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        require_token()
+        assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    Config.initialize("")  # reads the environment again
