@@ -26,7 +26,7 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources, set_dotted
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.storage.object_store import AnyPath
-from grpo_trainable.storage.ray_private import SYNCER_LOGGER, require_token, services
+from grpo_trainable.storage.ray_private import SYNCER_LOGGER, Config, services
 from grpo_trainable.tasks.input_files import users_objects, users_rewards
 from grpo_trainable.trainable import NAME, register
 from tuning.grid import OrderedGrid, param_space
@@ -321,3 +321,14 @@ def make_token(home: Path, environment: Mapping[str, str]) -> None:
         return
     with open(descriptor, "w") as file:
         file.write(secrets.token_hex(32))
+
+
+def require_token() -> None:
+    """Make a cluster that this process starts refuse calls without Ray's token.
+
+    If the environment says whether a token is needed, do nothing. Ray 2.59 and newer require a
+    token by default, but older versions do not.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        Config.initialize("")  # Ray has read the environment when it was imported

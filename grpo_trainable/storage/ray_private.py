@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray._private import services as services
     from ray._private.state import jobs as jobs
+    from ray._raylet import Config as Config  # pyright: ignore[reportAttributeAccessIssue]
     from ray.air._internal.json import SafeFallbackEncoder as SafeFallbackEncoder
     from ray.air.constants import EXPR_PROGRESS_FILE as EXPR_PROGRESS_FILE
     from ray.air.constants import EXPR_RESULT_FILE as EXPR_RESULT_FILE
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "ray._private": ("services",),
     "ray._private.state": ("jobs",),
+    "ray._raylet": ("Config",),
     "ray.air._internal.json": ("SafeFallbackEncoder",),
     "ray.air.constants": ("EXPR_PROGRESS_FILE", "EXPR_RESULT_FILE", "TRAINING_ITERATION"),
     "ray.experimental": (
@@ -79,20 +80,6 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
-
-
-def require_token() -> None:
-    """Make a cluster that this process starts refuse calls without Ray's token.
-
-    If the environment says whether a token is needed, do nothing. Ray 2.59 and newer require a
-    token by default, but older versions do not.
-    """
-    if "RAY_AUTH_MODE" in os.environ:
-        return
-    from ray._raylet import Config
-
-    os.environ["RAY_AUTH_MODE"] = "token"
-    Config.initialize("")  # Ray has read the environment when it was imported
 
 
 def too_old_for(name: str) -> str | None:

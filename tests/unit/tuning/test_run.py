@@ -11,8 +11,7 @@ import pytest
 from ray._raylet import AuthenticationMode, Config, get_authentication_mode
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.storage.ray_private import require_token
-from tuning.run import leaves_no_state, make_token
+from tuning.run import leaves_no_state, make_token, require_token
 
 
 @pytest.mark.parametrize(
