@@ -1,10 +1,10 @@
 """Ray Direct Transport: tensors are sent from actor to actor and bypass the object store.
 
 This feature is described at https://docs.ray.io/en/latest/ray-core/direct-transport.html and is
-alpha. A snapshot is sent as one buffer. With `nixl` and `cuda_ipc`, a receiver fetches
-the buffer that the sender has prepared. `gloo` and `nccl` send within a collective group whenever
-the driver passes the value of the learner's `staged` to a generator. If one side of a transfer
-fails, Ray ends both actors.
+alpha. A snapshot is sent as one buffer. With `nixl` and `cuda_ipc`, a receiver fetches the buffer
+that the sender has prepared. `gloo` and `nccl` send within a collective group whenever the driver
+passes the value of the learner's `staged` to a generator. If one side of a transfer fails, Ray ends
+both actors.
 """
 
 from __future__ import annotations
