@@ -331,4 +331,4 @@ def require_token() -> None:
     """
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
-        Config.initialize("")  # Ray has read the environment when it was imported
+        Config.initialize("")  # Ray read the environment when it was imported

@@ -128,7 +128,7 @@ def _no_memfd() -> str | None:
 
 
 def _no_nixl() -> str | None:
-    # Before this function existed, Ray kept registrations of memory that had been freed.
+    # Ray without this function keeps the registrations of memory that has been freed.
     too_old = load("transport", "grpo_trainable.storage.ray_private:too_old_for")
     return missing_library("nixl", INSTALL_NIXL) or too_old("deregister_nixl_memory")
 

@@ -483,6 +483,16 @@ def test_no_command_hides_a_library():
     assert names.isdisjoint(libraries)
 
 
+def test_oldest_and_newest_supported_ray_are_tested():
+    project, makefile = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "Makefile")
+    )
+    (versions,) = re.findall(r"^RAY_VERSIONS := (.+)", makefile, re.MULTILINE)
+    tested = [int(version.split(".")[1]) for version in versions.split()]
+    bounds = re.findall(r'"ray\[[\w,]+\]>=2\.(\d+),<2\.(\d+)"', project)
+    assert bounds == [(str(tested[0]), str(tested[-1] + 1))] * 2
+
+
 def test_package_and_distribution_have_one_version():
     import grpo_trainable
 
