@@ -28,7 +28,6 @@ TEST_RAY := $(RAY_VERSIONS:%=test-ray-%)
 RAY_TESTS := $(addprefix tests/integration/, \
 	test_interrupted_run.py \
 	extras/test_rllib.py::test_an_rllib_users_walk \
-	extras/test_rllib.py::test_tune_finds_it_by_name_and_its_checkpoint_goes_on \
 	test_finished_run.py::test_a_trial_in_the_processes_of_another_one_computes_the_same_bits \
 	test_finished_run.py::test_every_logged_number_is_a_metric_with_a_name \
 	test_schedulers.py::test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced \
