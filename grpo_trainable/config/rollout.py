@@ -10,7 +10,15 @@ from typing import ClassVar
 from grpo_trainable.config import schedule
 from grpo_trainable.config.advantage import COMPARE_A_GROUP, compares_a_group
 from grpo_trainable.config.built_in_tasks import PROBLEMS
-from grpo_trainable.config.conditions import NOT_PLAYED, OF_TEXT, Config, Conflict, is_true, one_of
+from grpo_trainable.config.conditions import (
+    NOT_PLAYED,
+    OF_TEXT,
+    Config,
+    Conflict,
+    at_least,
+    is_true,
+    one_of,
+)
 from grpo_trainable.config.defaults import TASKS, by_model, by_task, when_read
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import Settings, choice, flag, integer, number, text, texts
@@ -141,6 +149,20 @@ class RolloutSettings(Settings):
         read_if=_RESAMPLED,
         also_called=(verl("algorithm.filter_groups.max_num_gen_batches"),),
     )
+    stragglers: str = choice(
+        ("wait", "drop", "requeue"),
+        "Treatment of prompts that hold up a round after the other generators have sampled every "
+        "prompt that `lag` allows: wait for their responses (wait), discard the incomplete "
+        "responses and train on other prompts (drop), or discard them and sample the prompts again "
+        "later (requeue). A prompt that is sampled again is waited for.",
+        read_if=(
+            at_least("lag", 1),
+            one_of("lag_mode", "bounded"),
+            at_least("resources.num_generators", 2),
+            NOT_PLAYED,
+            OF_TEXT,
+        ),
+    )
     overlong: str = choice(
         ("score", "filter", "penalty", "interrupt"),
         "Treatment of responses that reach or nearly reach the length limit: count them like all "
@@ -225,6 +247,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield from _signal_conflicts(config)
     yield from _length_conflicts(config)
     yield from _pool_conflicts(config)
+    yield from _straggler_conflicts(config)
 
 
 def _signal_conflicts(config: Config) -> Iterator[Conflict]:
@@ -322,4 +345,23 @@ def _pool_conflicts(config: Config) -> Iterator[Conflict]:
         pools.hard_below > pools.easy_above,
         "pools.hard_below",
         f"must be <= pools.easy_above={pools.easy_above:g}",
+    )
+
+
+def _straggler_conflicts(config: Config) -> Iterator[Conflict]:
+    stragglers, generators = config.rollout.stragglers, config.resources.num_generators
+    chunks = len(schedule.chunks(config)) * schedule.batches_per_round(config)
+
+    yield (
+        stragglers == "requeue" and config.pools.enabled,
+        "rollout.stragglers",
+        "must be wait or drop with pools.enabled=true, where pass rates decide which prompt is "
+        "sampled again",
+    )
+    # Otherwise, a generator could run out of work although no prompt takes longer than others.
+    yield (
+        stragglers != "wait" and chunks < generators,
+        "rollout.stragglers",
+        f"must be wait if a round has fewer chunks ({chunks}) than there are generators "
+        f"({generators}); lower rollout.unit_prompts",
     )

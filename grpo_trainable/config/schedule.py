@@ -81,8 +81,15 @@ def most_drawn(config: Config) -> int:
 
 
 def most_prompts(config: Config) -> int:
-    """Return the largest number of prompts that a trial draws."""
-    return config.rounds * batches_per_round(config) * most_drawn(config)
+    """Return the largest number of prompts that a trial draws, counting each request."""
+    return config.rounds * batches_per_round(config) * most_drawn(config) + most_given_up(config)
+
+
+def most_given_up(config: Config) -> int:
+    """Return the largest number of prompts that a trial gives up because they are stragglers."""
+    if config.rollout.stragglers == "wait":
+        return 0
+    return config.rounds * prompts_per_round(config)
 
 
 def redraw_sizes(config: Config, prompts: int) -> list[int]:

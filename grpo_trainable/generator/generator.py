@@ -21,7 +21,14 @@ from grpo_trainable.generator.scorer import make_scorer
 from grpo_trainable.generator.state_values import Completer, Completions, state_values
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import policy_shape, policy_tokenizer
-from grpo_trainable.protocol.messages import Deposited, FailedPrompt, Loaded, Sampled, Scored
+from grpo_trainable.protocol.messages import (
+    Cancelled,
+    Deposited,
+    FailedPrompt,
+    Loaded,
+    Sampled,
+    Scored,
+)
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup, Rubric
 from grpo_trainable.protocol.weight_transfer import WeightReceiver
 from grpo_trainable.tasks import RewardError, Score
@@ -53,10 +60,14 @@ class _Rollouts:
     completions: list[Completions]  # one for each group; empty if not needed
 
 
+class _SamplingCancelled(Exception):
+    """Ends a call of `generate` that `cancel` has named."""
+
+
 class Generator:
     """Samples responses with a private copy of the weights, and scores them."""
 
-    CONCURRENT = ("progress", "deposit", "score")
+    CONCURRENT = ("progress", "deposit", "score", "cancel")
 
     def __init__(
         self, config: GRPOConfig, receiver: WeightReceiver, clock: StageClock | None = None
@@ -96,6 +107,9 @@ class Generator:
         # not been taken out yet.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
+        # Another thread adds the calls to cancel, each by the index of its first prompt.
+        self._to_cancel: set[int] = set()
+        self._sampling: int | None = None  # first training prompt of the current call
         self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
         self._engine_name = chosen_engine(config).name
         self._tokenizer = policy_tokenizer(config.model)
@@ -176,14 +190,34 @@ class Generator:
             spans=[],
         )
 
-    def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
+    def generate(self, requests: Sequence[Request]) -> Scored | Sampled | Cancelled:
         """Sample responses to requests, and score the responses if scoring is quick.
 
         All requests belong to the same stream, `train` or `eval`. If scoring is slow, the result is
         a `Sampled`, and `score` computes the rewards while the responses to the next requests are
         sampled. Episodes are rewarded while they are played. In an evaluation, both sampling and
-        scoring are timed as the stage `eval`.
+        scoring are timed as the stage `eval`. If `cancel` names the call before the responses are
+        complete, the result is a `Cancelled`.
         """
+        self._sampling = requests[0].prompt_index if requests[0].stream == "train" else None
+        try:
+            return self._generate(requests)
+        except _SamplingCancelled:
+            loaded, self._loaded = self._loaded, []
+            return Cancelled(loaded=loaded, spans=self._context.clock.take())
+        finally:
+            self._sampling = None
+            self._to_cancel.clear()  # a cancellation that came too late must not end a later call
+
+    def cancel(self, first_prompt: int) -> None:
+        """End the call of `generate` whose first training prompt has this index.
+
+        This method runs in a separate thread. The call ends before its next token. A call that has
+        already ended is not affected.
+        """
+        self._to_cancel.add(first_prompt)
+
+    def _generate(self, requests: Sequence[Request]) -> Scored | Sampled:
         stream = requests[0].stream
         with self._context.call():
             with self._context.clock("eval" if stream == "eval" else "rollout"):
@@ -307,8 +341,13 @@ class Generator:
         """Load weights that have arrived in the mailbox.
 
         The engine calls this method before every token.
+
+        Raises:
+            _SamplingCancelled: The current call has been cancelled.
         """
         advance()
+        if self._sampling in self._to_cancel:
+            raise _SamplingCancelled
         if not self._mailbox:
             return
         with self._context.clock("sync"):

@@ -15,6 +15,7 @@ from grpo_trainable.pipeline.ledger import BatchId, Chunk, FilledBatch, Ledger
 from grpo_trainable.pipeline.pools import DifficultyPools
 from grpo_trainable.pipeline.replay_buffer import ReplayBuffer
 from grpo_trainable.pipeline.report import Counts, Recorder
+from grpo_trainable.pipeline.requeued_prompts import RequeuedPrompts
 from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors, what_scores
 from grpo_trainable.pipeline.rubric_buffers import RubricBuffers
 from grpo_trainable.protocol.messages import Scored
@@ -61,6 +62,9 @@ class Collector:
         if config.pools.enabled:
             assert train_size is not None, "the task's size is checked when the task is built"
             self._pools = DifficultyPools(config, train_size)
+        self._requeued: RequeuedPrompts | None = None
+        if config.rollout.stragglers == "requeue":
+            self._requeued = RequeuedPrompts()
         self._drawn_row: dict[str, float] = {}  # metrics of the prompts drawn for the round
 
     # ---- Sampling ----------------------------------------------------------------------------
@@ -68,18 +72,50 @@ class Collector:
     def take(self) -> Chunk:
         """Return the next chunk to sample.
 
-        If there are difficulty pools, they choose the example of each prompt.
+        If there are difficulty pools, they choose the example of each prompt. With
+        `rollout.stragglers=requeue`, the prompts that were given up come first.
         """
         chunk = self.ledger.take()
-        self.counts.requested = self.ledger.next_prompt
-        if self._pools is None:
-            return chunk
-        return replace(chunk, examples=tuple(self._pools.pick(chunk.prompt_indices)))
+        picker = self._requeued if self._pools is None else self._pools
+        if picker is not None:
+            chunk = replace(chunk, examples=tuple(picker.pick(chunk.prompt_indices)))
+        # A prompt that is requested again under a new index counts once.
+        again = self.counts.requeued - self._waiting_again
+        self.counts.requested = self.ledger.next_prompt - again
+        return chunk
 
     def put_back(self, chunk: Chunk) -> None:
         """Return a chunk of a lost generator to the ledger, to be sampled again."""
         self.ledger.put_back(chunk)
         self.counts.redispatched += len(chunk.prompt_indices)
+
+    # ---- Stragglers --------------------------------------------------------------------------
+
+    def may_give_up(self, chunk: Chunk) -> bool:
+        """Return True if a chunk may be given up. No prompt is requeued twice."""
+        return self._requeued is None or self._requeued.are_new(chunk.prompt_indices)
+
+    def give_up(self, chunk: Chunk) -> None:
+        """Record that the sampling of a chunk has been cancelled: drop or requeue its prompts."""
+        self.ledger.give_up(chunk)
+        count = len(chunk.prompt_indices)
+        named = ", ".join(map(str, chunk.examples or chunk.prompt_indices))
+        if self._requeued is None:
+            self.counts.dropped_straggler += count
+            done = "dropped"
+        else:
+            self._requeued.requeue(chunk.prompt_indices)
+            self.counts.requeued += count
+            done = "requeued"
+        told = "example" if count == 1 else "examples"
+        self._recorder.note(f"{done} {plural(count, 'straggler')} ({told} {named})")
+
+    @property
+    def _waiting_again(self) -> int:
+        """Number of prompts that were given up and have not been requested again yet."""
+        return 0 if self._requeued is None else self._requeued.waiting
+
+    # ---- Scored groups -----------------------------------------------------------------------
 
     def accept(self, chunk: Chunk, scored: Scored) -> None:
         """Process the results of a chunk.
@@ -148,9 +184,12 @@ class Collector:
 
     def _close_draws(self, filled: Sequence[FilledBatch]) -> None:
         """Compute the metrics of the prompts drawn for a round. Update pass rates and rubrics."""
-        drawn = [index for batch in filled for index in batch.drawn]
+        requeues = self._requeued is not None
+        drawn = [i for batch in filled for i in (batch.came_back if requeues else batch.drawn)]
+        examples = drawn if self._requeued is None else self._requeued.settle(drawn)
         answers = self._drawn_rewards.answers(drawn)
-        self._drawn_row = self._drawn_rewards.take_metrics(filled) | self._by_task.drawn(drawn)
+        self._drawn_row = self._drawn_rewards.take_metrics(drawn, filled)
+        self._drawn_row |= self._by_task.drawn(examples)
         self._drawn_row |= self._drawn_lengths.take_metrics(drawn)
         self.rubrics.settle(drawn)
         if self._pools is not None:
@@ -202,7 +241,7 @@ class Collector:
         return {
             **self.counts.metrics(),
             "count/waiting": float(self.buffer.waiting),
-            "count/in_flight": float(self.ledger.in_flight),
+            "count/in_flight": float(self.ledger.in_flight + self._waiting_again),
             "buffer/size": float(len(self.buffer)),
             **self._drawn_row,
         }
@@ -218,6 +257,7 @@ class Collector:
             "drawn_lengths": self._drawn_lengths.state(),
             "pools": None if self._pools is None else self._pools.state(),
             "rubrics": self.rubrics.state(),
+            "requeued": None if self._requeued is None else self._requeued.state(),
         }
 
     def load_state(
@@ -243,11 +283,17 @@ class Collector:
             self._drawn_lengths.load_state(state.get("drawn_lengths", ()))
             if self._pools is not None:
                 self._pools.load_state(state["pools"])
+            if self._requeued is not None:
+                self._requeued.load_state(state["requeued"])
         else:
             next_prompt = state["ledger"]["next_prompt"]
             self.ledger = Ledger(
                 self._config, first_round=state["learner_round"], next_prompt=next_prompt
             )
+            # Prompts that wait to be requested again are lost, so they count as requested once.
+            self.counts.requeued -= len((state.get("requeued") or {"waiting": ()})["waiting"])
+            if self._requeued is not None:
+                self._requeued = RequeuedPrompts(next_prompt)
             self._drop_waiting()
 
     def _drop_waiting(self) -> None:
@@ -284,15 +330,17 @@ class DrawnRewards:
         """Return the mean answer reward of each scored prompt in `drawn`."""
         return {index: self._rewards[index][1] for index in drawn if index in self._rewards}
 
-    def take_metrics(self, batches: Sequence[FilledBatch]) -> dict[str, float]:
+    def take_metrics(
+        self, drawn: Sequence[int], batches: Sequence[FilledBatch]
+    ) -> dict[str, float]:
         """Return metrics of the prompts drawn for a round's batches, and forget their rewards."""
-        drawn = [index for batch in batches for index in batch.drawn]
         rewards = [self._rewards.pop(index)[0] for index in drawn if index in self._rewards]
         accepted = sum(len(batch.accepted) for batch in batches)
         row = {
             "group/drawn": float(len(drawn)),
             "group/filtered": float(len(rewards) - accepted),
             "group/resampled": float(len(drawn) - self._planned * len(batches)),
+            "group/accepted_fraction": accepted / len(drawn),
         }
         if rewards:
             # fsum is exact, so the order in which groups arrive does not matter.

@@ -12,7 +12,14 @@ from grpo_trainable.pipeline.open_calls import OpenCalls
 from grpo_trainable.pipeline.report import Recorder
 from grpo_trainable.pipeline.rubric_buffers import RubricBuffers
 from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost
-from grpo_trainable.protocol.messages import Deposited, Loaded, Published, Sampled, Scored
+from grpo_trainable.protocol.messages import (
+    Cancelled,
+    Deposited,
+    Loaded,
+    Published,
+    Sampled,
+    Scored,
+)
 from grpo_trainable.protocol.rollout import Request
 from grpo_trainable.protocol.versions import StalenessGate, Sync
 from grpo_trainable.text import plural
@@ -83,6 +90,7 @@ class FleetGenerator:
     needs_from: int = 0  # round of the oldest weights that the generator may still use or fetch
     replaced: int = 0  # number of replacements since the generator's last chunk came back
     joining: bool = False  # True if the actor is a replacement that has not answered yet
+    cancelled: Work | None = None  # the chunk that was last asked to end early
 
 
 # ---- Records of the calls of a generator ---------------------------------------------------------
@@ -118,7 +126,14 @@ class Score:
     work: Work
 
 
-FleetCall = Load | Deposit | Sample | Score
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A concurrent call that ends the sampling of a chunk early."""
+
+    generator: FleetGenerator
+
+
+FleetCall = Load | Deposit | Sample | Score | Cancel
 
 
 class Fleet:
@@ -318,7 +333,44 @@ class Fleet:
         generator.replaced = 0
         self._update_needs(generator)
 
-    def _answered(self, generator: FleetGenerator, answer: Sampled | Scored) -> None:
+    def holding_up(self) -> list[tuple[FleetGenerator, Work]]:
+        """Return the chunks that are being sampled, if at least one generator has no work.
+
+        Return [] if all generators have work, or if a generator's responses are being scored.
+        """
+        joined = [generator for generator in self.generators if not generator.joining]
+        busy = [generator for generator in joined if generator.chunks]
+        if len(busy) == len(joined):
+            return []
+        chunks = []
+        for generator in busy:
+            calls = self._calls.records_of(generator.actor)
+            if any(isinstance(call, Score) for call in calls):
+                return []
+            # A generator works through its calls in order, so it samples the first chunk now.
+            first = next(call for call in calls if isinstance(call, Sample))
+            chunks.append((generator, first.work))
+        return chunks
+
+    def cancel(self, generator: FleetGenerator, work: Work) -> None:
+        """Ask a generator, once, to end the sampling of a chunk.
+
+        The generator answers the call that samples the chunk with a `Cancelled`, unless the
+        responses were complete before it learned of the cancellation.
+        """
+        if generator.cancelled is work:
+            return
+        generator.cancelled = work
+        call = generator.actor.submit("cancel", "cancel", work.prompt_indices[0])
+        self._calls.add(call, Cancel(generator))
+
+    def ended_early(self, generator: FleetGenerator, cancelled: Cancelled) -> None:
+        """Record that a generator has ended the sampling of a chunk without a result."""
+        self._answered(generator, cancelled)
+        generator.chunks -= 1
+        self._update_needs(generator)
+
+    def _answered(self, generator: FleetGenerator, answer: Sampled | Scored | Cancelled) -> None:
         self._recorder.add_spans("generator", generator.actor.name, answer.spans)
         for loaded in answer.loaded:
             self._uses(generator, loaded)

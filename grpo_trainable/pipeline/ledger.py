@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from grpo_trainable.config import GRPOConfig, schedule
@@ -46,11 +46,12 @@ class BatchRule:
     most: int
     redraws: int
 
-    def end(self, start: int, left_out: Sequence[int]) -> int:
+    def end(self, start: int, left_out: Sequence[int], given_up: Sequence[int] = ()) -> int:
         """Return the index after the last prompt of a batch that begins at prompt `start`.
 
-        `left_out` lists the prompts that are left out, in ascending order. All other prompts count
-        as accepted.
+        `left_out` lists the prompts that are left out, in ascending order. `given_up` lists the
+        prompts that the batch passes over, as if the stream did not have them. All other prompts
+        count as accepted.
 
         Let T(0) = size, and let R(T) be the number of prompts that are left out among the batch's
         first T. The batch takes T(redraws) prompts, with T(n + 1) = min(size + R(T(n)), most).
@@ -62,10 +63,10 @@ class BatchRule:
         prompts, 3 are left out, so T(2) = 4 + 3 = 7. The batch ends before prompt 7, and its
         accepted prompts are 0, 2, 4 and 6.
         """
-        first, end = bisect_left(left_out, start), start + self.size
+        first, end = bisect_left(left_out, start), _after(start, self.size, given_up)
         for _ in range(self.redraws):
             missing = bisect_left(left_out, end) - first
-            further = start + min(self.size + missing, self.most)
+            further = _after(start, min(self.size + missing, self.most), given_up)
             if further == end:
                 break
             end = further
@@ -78,6 +79,12 @@ class FilledBatch:
 
     drawn: range  # prompt indices
     accepted: list[int]  # indices of the accepted prompts, ascending
+    given_up: list[int] = field(default_factory=list)  # prompts that it passed over, ascending
+
+    @property
+    def came_back(self) -> list[int]:
+        """Indices of the prompts whose responses were completed, accepted or not."""
+        return [index for index in self.drawn if index not in self.given_up]
 
 
 class Ledger:
@@ -86,7 +93,7 @@ class Ledger:
     Prompts are handed out round by round, in the order of their stream. Batches take prompts in the
     same order, and each batch begins where the previous one ends. So a prompt's batch depends on
     which earlier prompts were accepted (`BatchRule`), never on timing. The ledger waits for slow
-    prompts and never skips them.
+    prompts and never skips them, except for those that the pipeline gives up (`give_up`).
 
     A prompt counts as accepted until it is known to be left out. A prompt that is left out is
     replaced by the next new prompt of the stream. If sampling and training take turns, replacements
@@ -126,12 +133,13 @@ class Ledger:
         self._next_round = first_round  # the first round that has not been planned yet
         self._next_prompt = next_prompt
         self._to_ask: list[int] = []  # sizes of the next chunks of new prompts
-        # These four lists are in ascending order. They contain only prompts that are in no filled
+        # These five lists are in ascending order. They contain only prompts that are in no filled
         # batch.
         self._in_flight: list[tuple[int, ...]] = []
         self._lost: list[tuple[int, ...]] = []  # chunks to be handed out again
         self._accepted: list[int] = []
         self._left_out: list[int] = []
+        self._given_up: list[int] = []
 
     # ---- Asking for prompts ------------------------------------------------------------------
 
@@ -174,6 +182,10 @@ class Ledger:
         self._next_prompt += count
         return tuple(range(first, self._next_prompt))
 
+    def is_due(self, chunk: Chunk, round_: int) -> bool:
+        """Return True if a chunk can be trained on in `round_` at the latest."""
+        return self._round_of(chunk.prompt_indices[0]) <= round_
+
     def _round_of(self, prompt_index: int) -> int:
         """Return the latest round in which a prompt can be trained on for the first time."""
         return self._after(bisect_right(self._ends(), prompt_index)).round
@@ -197,6 +209,18 @@ class Ledger:
         self._in_flight.remove(chunk.prompt_indices)
         insort(self._lost, chunk.prompt_indices)
 
+    def give_up(self, chunk: Chunk) -> None:
+        """Record that a chunk will not come back. Later prompts take the places of its prompts.
+
+        So no other prompt is trained on later than before, and the batches have as many prompts as
+        before.
+        """
+        self._in_flight.remove(chunk.prompt_indices)
+        for index in chunk.prompt_indices:
+            insort(self._given_up, index)
+        self._fill()
+        self._plan_redraws()
+
     @property
     def in_flight(self) -> int:
         """Number of prompts that were handed out and have not come back, including lost ones."""
@@ -219,7 +243,7 @@ class Ledger:
         begun = (self._next_round - self._filling.round) * a_round - self._filling.place
         ends, start = [], self._start
         for _ in range(begun):
-            start = self._rule.end(start, self._left_out)
+            start = self._rule.end(start, self._left_out, self._given_up)
             ends.append(start)
         return ends
 
@@ -230,8 +254,9 @@ class Ledger:
         for end in self._ends():
             if end > settled:
                 return
-            accepted = _cut(self._accepted, end)
-            self._filled[self._filling] = FilledBatch(range(self._start, end), accepted)
+            self._filled[self._filling] = FilledBatch(
+                range(self._start, end), _cut(self._accepted, end), _cut(self._given_up, end)
+            )
             _cut(self._left_out, end)
             self._start, self._filling = end, self._after(1)
 
@@ -291,11 +316,13 @@ class Ledger:
             "in_flight": sorted([*self._in_flight, *self._lost]),
             "accepted": list(self._accepted),
             "left_out": list(self._left_out),
+            "given_up": list(self._given_up),
             "filled": [
                 {
                     "id": list(batch_id),
                     "drawn": [batch.drawn.start, batch.drawn.stop],
                     "accepted": list(batch.accepted),
+                    "given_up": list(batch.given_up),
                 }
                 for batch_id, batch in self._filled.items()
             ],
@@ -315,10 +342,24 @@ class Ledger:
         self._lost = [tuple(indices) for indices in state["in_flight"]]
         self._accepted = list(state["accepted"])
         self._left_out = list(state["left_out"])
+        # Checkpoints of earlier versions lack the key "given_up".
+        self._given_up = list(state.get("given_up", ()))
         self._filled = {
-            BatchId(*row["id"]): FilledBatch(range(*row["drawn"]), list(row["accepted"]))
+            BatchId(*row["id"]): FilledBatch(
+                range(*row["drawn"]), list(row["accepted"]), list(row.get("given_up", ()))
+            )
             for row in state["filled"]
         }
+
+
+def _after(start: int, count: int, given_up: Sequence[int]) -> int:
+    """Return the index after the first `count` prompts from `start` on that are not given up."""
+    end = start + count
+    for index in given_up[bisect_left(given_up, start) :]:
+        if index >= end:
+            break
+        end += 1
+    return end
 
 
 def _cut(indices: list[int], end: int) -> list[int]:

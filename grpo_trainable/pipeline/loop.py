@@ -25,6 +25,7 @@ from grpo_trainable.pipeline.evaluation import (
     held_out_rewards,
 )
 from grpo_trainable.pipeline.fleet import (
+    Cancel,
     Deposit,
     Fleet,
     FleetCall,
@@ -56,7 +57,14 @@ from grpo_trainable.pipeline.rollout_metrics import (
 from grpo_trainable.pipeline.sampling_settings import is_same_sampling, sampling_settings
 from grpo_trainable.pipeline.standstill import Standstill
 from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost, Runtime
-from grpo_trainable.protocol.messages import Deposited, Loaded, Sampled, Scored, Updated
+from grpo_trainable.protocol.messages import (
+    Cancelled,
+    Deposited,
+    Loaded,
+    Sampled,
+    Scored,
+    Updated,
+)
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
 from grpo_trainable.telemetry.metrics import INFO_MEAN, PART_MEAN, named_metrics
@@ -153,7 +161,7 @@ class Pipeline:
         Only calls that run concurrently with others are waited for, because these calls could
         otherwise end after the actor's next calls.
         """
-        self._calls.abandon(lambda call: isinstance(call, Deposit | Score))
+        self._calls.abandon(lambda call: isinstance(call, Deposit | Score | Cancel))
         self._fleet.forget_weights()
 
     @property
@@ -295,7 +303,33 @@ class Pipeline:
         """
         self._last_due = round_ if self.config.in_turns else self.config.rounds - 1
         self._start_dispatching()
-        self._work_until(lambda: self._collector.ledger.complete(round_))
+        while not self._collector.ledger.complete(round_):
+            self._cancel_stragglers(round_)
+            self._wait()
+
+    def _cancel_stragglers(self, round_: int) -> None:
+        """Cancel the chunks for which the learner and other generators wait.
+
+        These chunks are stragglers if `round_` lacks only them, and if the other generators have
+        sampled every prompt that the lag allows before this round is trained. A chunk is never
+        cancelled in the last `lag` rounds, in which generators have no work for other reasons.
+        """
+        if self.config.rollout.stragglers == "wait":
+            return
+        ledger = self._collector.ledger
+        if not round_ + self.config.lag < ledger.due_round <= self._last_due:
+            return
+        chunks = self._fleet.holding_up()
+        for _, chunk in chunks:
+            assert isinstance(chunk, Chunk), "no evaluation runs while rollouts are collected"
+            if not ledger.is_due(chunk, round_) or not self._collector.may_give_up(chunk):
+                return
+        given_up = self.counts.dropped_straggler + self.counts.requeued
+        given_up += sum(len(chunk.prompt_indices) for _, chunk in chunks)
+        if given_up > schedule.most_given_up(self.config):
+            return
+        for generator, chunk in chunks:
+            self._fleet.cancel(generator, chunk)
 
     def _start_dispatching(self) -> None:
         """Submit chunks now and, from now on, after every answer (`_wait`)."""
@@ -372,7 +406,7 @@ class Pipeline:
         match call, answer:
             case Update(), ActorLost():
                 raise answer
-            case Load() | Deposit() | Sample() | Score(), ActorLost():
+            case Load() | Deposit() | Sample() | Score() | Cancel(), ActorLost():
                 self._replace(call.generator, answer)
             case Update(learner), Updated():
                 self._updated[learner] = answer
@@ -380,6 +414,11 @@ class Pipeline:
                 self._fleet.loaded(generator, answer)
             case Deposit(generator), Deposited():
                 self._fleet.deposited(generator, answer)
+            case Sample(generator, Chunk() as chunk), Cancelled():
+                self._fleet.ended_early(generator, answer)
+                self._collector.give_up(chunk)
+            case Cancel(), None:
+                pass  # the call that samples has its own answer
             case Sample(generator, work), Sampled():
                 self._fleet.sampled(generator, work, answer)
             case Sample(generator, Chunk() as chunk) | Score(generator, Chunk() as chunk), Scored():

@@ -35,6 +35,10 @@ class OpenCalls(Generic[Record]):
         """Add a call with its record."""
         self._open[call] = record
 
+    def records_of(self, actor: Actor) -> list[Record]:
+        """Return the records of an actor's calls, in the order in which they were submitted."""
+        return [record for call, record in self._open.items() if call.actor is actor]
+
     def arrivals(self) -> Iterator[tuple[Record, Any]]:
         """Wait until at least one answer arrives, and yield every answer that has arrived.
 

@@ -32,11 +32,13 @@ class Counts:
 
     requested: int = 0
     redispatched: int = 0  # requested again because their generator was lost
+    requeued: int = 0  # given up because a round waited for them, and drawn again
     trained: int = 0  # trained on at least once
     dropped_stale: int = 0
     dropped_reward: int = 0
     dropped_lost: int = 0
     dropped_zero_advantage: int = 0
+    dropped_straggler: int = 0
     reward_errors: int = 0  # counts responses
     unverified: int = 0  # counts responses
     scored_responses: int = 0
@@ -61,14 +63,15 @@ class Counts:
             + self.dropped_reward
             + self.dropped_lost
             + self.dropped_zero_advantage
+            + self.dropped_straggler
         )
 
     def metrics(self) -> dict[str, float]:
         """Return the counts as metrics."""
-        names = ("requested", "redispatched", "trained", "dropped", "reward_errors", "completions",
-                 "unverified", "checkpoint_failures", "skipped_rounds", "short_batches",
-                 "dropped_stale", "dropped_reward", "dropped_lost",
-                 "dropped_zero_advantage")  # fmt: skip
+        names = ("requested", "redispatched", "requeued", "trained", "dropped", "reward_errors",
+                 "completions", "unverified", "checkpoint_failures", "skipped_rounds",
+                 "short_batches", "dropped_stale", "dropped_reward", "dropped_lost",
+                 "dropped_zero_advantage", "dropped_straggler")  # fmt: skip
         if self.judge_calls or self.judge_cached:
             names += tuple(f"judge_{name}" for name in USAGE)
         return {f"count/{name}": float(getattr(self, name)) for name in names}

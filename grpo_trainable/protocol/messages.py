@@ -50,6 +50,14 @@ class Sampled:
     spans: list[Span]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """The sampling of a chunk has ended early, because `cancel` was called. It has no result."""
+
+    loaded: list[Loaded]  # see `Sampled`
+    spans: list[Span]
+
+
 class FailedPrompt(NamedTuple):
     """A prompt that cannot be trained on, because a response to it has no reward."""
 

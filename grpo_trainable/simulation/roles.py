@@ -15,6 +15,7 @@ import torch
 
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.protocol.messages import (
+    Cancelled,
     Deposited,
     Drift,
     FailedPrompt,
@@ -70,7 +71,7 @@ class GeneratorCall:
     """One call, as the generator recorded it."""
 
     actor: str
-    stream: str  # "train" or "eval"; "load" if the call fetched weights
+    stream: str  # "train", "eval", "load" if the call fetched weights, or "cancelled"
     prompt_indices: tuple[int, ...]
     weights_round: int
     start: float
@@ -91,7 +92,7 @@ class VirtualGenerator:
         reward_fails: Callable[[str, int], bool] = lambda stream, prompt_index: False,
         *,
         equal_rewards: Callable[[int, int], bool] = lambda prompt_index, weights_round: False,
-        slowness: Callable[[int], float] = lambda prompt_index: 1.0,
+        slowness: Callable[[int], float] = lambda example: 1.0,
         takes_deposits: bool = False,
         scores_apart: bool = False,
         completions: int = 0,
@@ -106,7 +107,7 @@ class VirtualGenerator:
                 on the prompt.
             equal_rewards: `equal_rewards(prompt_index, weights_round)` is True if all responses to
                 a training prompt earn the same reward.
-            slowness: `slowness(prompt_index)` is the factor by which a training prompt takes longer
+            slowness: `slowness(example)` is the factor by which a training example takes longer
                 than usual.
             takes_deposits: True if a response has three tokens, each sampled with the weights that
                 the generator has when it samples the token.
@@ -148,7 +149,7 @@ class VirtualGenerator:
         sampling_s, self._completing_s = seconds_of(stage), 0.0
         if requests[0].stream == "eval":
             return sampling_s
-        slowness = max(self._slowness(request.prompt_index) for request in requests)
+        slowness = max(self._slowness(request.example) for request in requests)
         if self._completions:
             self._completing_s = slowness * seconds_of("vine")
         return slowness * sampling_s + self._completing_s
@@ -196,6 +197,13 @@ class VirtualGenerator:
         number = next(self._numbers)
         self._scored[number] = stream, scored
         return Sampled(number=number, loaded=scored.loaded, spans=spans)
+
+    def cancelled(self, start: float, end: float, requests: Sequence[Request]) -> Cancelled:
+        """Record a call of `generate` that was cancelled at `end`."""
+        indices, round_ = tuple(r.prompt_index for r in requests), self._at(start)[1]
+        self._record.append(GeneratorCall(self._name, "cancelled", indices, round_, start, end))
+        spans = [*self._idle(start, end), Span("rollout", start, end)]
+        return Cancelled(loaded=[], spans=spans)
 
     def score(self, start: float, end: float, number: int) -> Scored:
         """Return the groups for which `generate` returned `number`."""
@@ -253,7 +261,9 @@ class VirtualGenerator:
                 values = torch.full(group.response_mask.shape, value)
                 group = replace(group, state_values=values)
             formats = torch.full((len(rewards),), rng.random(), dtype=torch.float64)
-            groups.append(replace(group, format_rewards=formats))
+            groups.append(
+                replace(group, format_rewards=formats, example_index=request.example_index)
+            )
         rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
         completions = 0 if stream == "eval" else self._completions
         sampled_at = start + (end - self._completing_s - start) / 2
@@ -303,6 +313,7 @@ class TrainingCall:
     start: float
     end: float
     prompt_indices: tuple[tuple[int, ...], ...]  # one tuple for each rollout batch
+    examples: tuple[int, ...]  # of all groups
     group_rounds: tuple[tuple[int, ...], ...]
     group_uses: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]
@@ -339,6 +350,7 @@ class VirtualLearner:
                 prompt_indices=tuple(
                     tuple(g.prompt_index for g in batch) for batch in rollout_batches
                 ),
+                examples=tuple(group.example for group in groups),
                 group_rounds=tuple(tuple(g.oldest_round for g in b) for b in rollout_batches),
                 group_uses=tuple(tuple(g.uses for g in b) for b in rollout_batches),
                 rewards=tuple(float(g.rewards.sum()) for g in groups),

@@ -80,6 +80,10 @@ class VirtualRuntime:
     def submitted(self, call: VirtualCall) -> None:
         """Record a submitted call."""
         self.uncollected.add(call)
+        self.moved(call)
+
+    def moved(self, call: VirtualCall) -> None:
+        """Record that a call has an end, or an earlier end than before."""
         heapq.heappush(self._ends, (call.end, next(self._numbers), call))
 
     def _next_end(self) -> float:
@@ -108,10 +112,21 @@ class VirtualRuntime:
         return call.value if call.later is None else call.later()
 
 
+@dataclass(eq=False)
+class _Queued:
+    """A call whose value is not known yet, because an earlier call may still be cancelled."""
+
+    call: VirtualCall
+    method: str
+    args: tuple[Any, ...]
+    earliest: float  # earliest start of the call
+    worked: list[float]  # start and end of the call, for `progress`
+
+
 class VirtualActor:
     """Works through its calls in the order in which they were submitted, one at a time.
 
-    Calls to `deposit` and `score` are exceptions: they run beside the other calls.
+    Calls to `deposit`, `score` and `cancel` are exceptions: they run beside the other calls.
 
     Args:
         runtime: the clock.
@@ -126,6 +141,7 @@ class VirtualActor:
             replaces.
         step_s: seconds of a call that count as one step of progress.
         mute: True if an actor that hangs does not answer `progress` either.
+        cancels: True if calls of `generate` can be cancelled.
     """
 
     def __init__(
@@ -139,6 +155,7 @@ class VirtualActor:
         submitted: dict[str, int] | None = None,
         step_s: float = TICK,
         mute: bool = False,
+        cancels: bool = False,
     ) -> None:
         self.name = name
         self.killed = False
@@ -152,13 +169,17 @@ class VirtualActor:
         # Each of these two methods has its own thread.
         self._thread_free_at = {"deposit": 0.0, "score": 0.0}
         self._step_s, self._mute = step_s, mute
-        self._worked: list[tuple[float, float]] = []  # (start, end) of each call
+        self._worked: list[list[float]] = []  # [start, end] of each call
+        self._cancels = cancels
+        self._queue: list[_Queued] = []  # calls in order, if they can be cancelled
         self._hangs_from = math.inf
 
     def submit(self, stage: str, method: str, *args: Any) -> VirtualCall:
         """Submit a call to `method`, with its start and end in virtual time."""
         if method == "progress":
             return self._ask_progress()
+        if method == "cancel":
+            return self._cancel(*args)
         n = self._submitted[stage] = self._submitted.get(stage, 0) + 1
         concurrent = method in self._thread_free_at
         free_at = self._thread_free_at[method] if concurrent else self._free_at
@@ -168,7 +189,7 @@ class VirtualActor:
             end = start + self._role.seconds(seconds_of, stage, *args)
         else:
             end = start + seconds_of(stage)
-        self._worked.append((start, end))
+        self._worked.append(worked := [start, end])
         if self._hangs(stage, n):
             self._hangs_from = min(end, self._hangs_from)
             self._runtime.hangs.append((self.name, end))
@@ -180,6 +201,10 @@ class VirtualActor:
         call = VirtualCall(self, stage, start, end)
         if self._dead or self._dies(stage, n):
             self._dead = call.lost = True
+        elif self._cancels and not concurrent and end < math.inf:
+            earliest = self._runtime.time + self._runtime.latency
+            self._queue.append(_Queued(call, method, args, earliest, worked))
+            call.later = functools.partial(self._value, call)
         elif method == "generate" and getattr(self._role, "takes_deposits", False):
             # The value depends on weights that may be deposited before the call ends.
             call.later = functools.partial(getattr(self._role, method), start, end, *args)
@@ -191,6 +216,43 @@ class VirtualActor:
                 call.error = f"{type(error).__name__}: {error}"
         self._runtime.submitted(call)
         return call
+
+    def _value(self, call: VirtualCall) -> Any:
+        """Return the value of a call, after computing the values of all earlier calls."""
+        while any(queued.call is call for queued in self._queue):
+            first = self._queue.pop(0)
+            first.call.value = getattr(self._role, first.method)(
+                first.call.start, first.call.end, *first.args
+            )
+        return call.value
+
+    def _cancel(self, first_prompt: int) -> VirtualCall:
+        """End a call of `generate` now, or at its start if it has not started.
+
+        The calls after it start earlier than planned.
+        """
+        now = self._runtime.time + self._runtime.latency
+        named = [
+            place
+            for place, queued in enumerate(self._queue)
+            if queued.method == "generate" and queued.args[0][0].prompt_index == first_prompt
+        ]
+        if named and self._queue[named[0]].call.end > now:
+            cancelled = self._queue[named[0]]
+            cancelled.method = "cancelled"
+            self._move(cancelled, cancelled.call.start, max(now, cancelled.call.start))
+            for queued in self._queue[named[0] + 1 :]:
+                start = max(self._free_at, queued.earliest)
+                self._move(queued, start, start + queued.call.end - queued.call.start)
+        answer = VirtualCall(self, "cancel", now, now, lost=self._dead)
+        self._runtime.submitted(answer)
+        return answer
+
+    def _move(self, queued: _Queued, start: float, end: float) -> None:
+        """Change the start and end of a call that has not been collected."""
+        queued.call.start, queued.call.end = queued.worked[:] = start, end
+        self._free_at = end
+        self._runtime.moved(queued.call)
 
     def _ask_progress(self) -> VirtualCall:
         start = self._runtime.time

@@ -67,7 +67,7 @@ def virtual_trial(
     max_waits: int = MAX_WAITS,
     reward_fails: Callable[[str, int], bool] = lambda stream, prompt_index: False,
     equal_rewards: Callable[[int, int], bool] = lambda prompt_index, weights_round: False,
-    slowness: Callable[[int], float] = lambda prompt_index: 1.0,
+    slowness: Callable[[int], float] = lambda example: 1.0,
     interrupted: Callable[[int, int], bool] = lambda prompt_index, response: False,
     hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     dies: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
@@ -86,7 +86,7 @@ def virtual_trial(
         reward_fails: `reward_fails(stream, prompt_index)` is True if the reward function fails.
         equal_rewards: `equal_rewards(prompt_index, weights_round)` is True if all responses to a
             prompt earn the same reward.
-        slowness: `slowness(prompt_index)` is the factor by which a prompt takes longer than usual.
+        slowness: `slowness(example)` is the factor by which an example takes longer than usual.
         interrupted: `interrupted(prompt_index, response)` is True if the response is interrupted.
             Used only with `rollout.overlong=interrupt`.
         hangs: `hangs(actor, stage, n)` is True if the actor of this name never answers the n-th
@@ -116,6 +116,7 @@ def virtual_trial(
             submitted.setdefault(name, {}),
             step_s=step_s,
             mute=mute,
+            cancels=config.rollout.stragglers != "wait" and isinstance(role, VirtualGenerator),
         )
 
     def generator_role(name: str) -> VirtualGenerator:

@@ -127,6 +127,7 @@ DEFAULTS = {
         "zero_advantage": "keep",
         "oversample": 4.0,
         "redraws": 8,
+        "stragglers": "wait",
         "overlong": "score",
         "overlong_buffer": None,
         "overlong_penalty": 1.0,
@@ -838,6 +839,20 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             "rollout.unit_prompts=17: must be <= rollout.prompts=16",
         ),
         (
+            APART
+            | nested(lag=1, resources__num_generators=2, pools__enabled=True)
+            | {"rollout": {"stragglers": "requeue"}},
+            "rollout.stragglers=requeue: must be wait or drop with pools.enabled=true, where pass "
+            "rates decide which prompt is sampled again",
+        ),
+        (
+            APART
+            | nested(lag=1, resources__num_generators=2)
+            | {"rollout": {"stragglers": "drop", "unit_prompts": 16}},
+            "rollout.stragglers=drop: must be wait if a round has fewer chunks (1) than there are "
+            "generators (2); lower rollout.unit_prompts",
+        ),
+        (
             nested(rollout__slots=64),
             "rollout.slots=64: must be < 64, the number of responses in the largest call of a "
             "generator: otherwise no response would wait; set rollout.slots to none to decode all "
@@ -1029,6 +1044,9 @@ def test_k1_is_no_estimator_of_the_loss_and_what_the_error_advises_is_valid():
         nested(rollout__unit_prompts=16),
         nested(optim__microbatch_tokens=60),
         APART | nested(rollout__unit_prompts=8, resources__num_generators=2),
+        APART
+        | nested(lag=1, resources__num_generators=2, pools__enabled=True)
+        | {"rollout": {"stragglers": "drop", "unit_prompts": 8}},
         APART | nested(lag=2, rollout__unit_prompts=16, resources__num_generators=3),
         APART
         | nested(k=4, k_mode="fresh_batches", rollout__unit_prompts=16)

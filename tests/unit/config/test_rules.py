@@ -281,6 +281,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             ("memory", 0.25),
         )
     },
+    "rollout.stragglers": (
+        "drop",
+        {**APART, "lag": 1},
+        "resources.num_generators=1",
+        "resources.num_generators >= 2",
+        {**APART, "lag": 1, "resources.num_generators": 2},
+    ),
     "rollout.overlong_buffer": (
         8,
         {"rollout.overlong": "filter"},

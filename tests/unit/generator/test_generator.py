@@ -22,7 +22,7 @@ from grpo_trainable.generator.generator import Generator, _Rollouts, _scored
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import read_tokenizer
-from grpo_trainable.protocol.messages import FailedPrompt, Sampled, Scored
+from grpo_trainable.protocol.messages import Cancelled, FailedPrompt, Sampled, Scored
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, as_score, keyword_inclusion_reward_fn
 from grpo_trainable.tasks.prompts import Prompts, build_task
@@ -269,6 +269,34 @@ def test_deposit_while_idle_is_taken_in_before_the_first_token() -> None:
     unit = generator.generate(requests)
     assert [loaded.version for loaded in unit.loaded] == [2]
     assert all(group.token_versions.unique().tolist() == [2] for group in unit.groups)
+
+
+def test_a_cancelled_call_ends_before_its_next_token_and_later_calls_are_whole() -> None:
+    config = config_of()
+    own = Generator(config, InProcess())
+    requests = requests_of(config, "train", [3, 4])
+    between, calls = own.between_tokens, 0
+
+    def cancel_before_the_third() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            own.cancel(4)  # names no call: the first prompt of this call is 3
+            thread = Thread(target=own.cancel, args=(3,))  # in another thread, as in the actor
+            thread.start()
+            thread.join()
+        between()
+
+    own.between_tokens = cancel_before_the_third
+    answer = own.generate(requests)
+    assert isinstance(answer, Cancelled)
+    assert calls == 3
+    assert [span.stage for span in answer.spans] == ["rollout"]
+    own.between_tokens = between
+    again = own.generate(requests)  # the cancellation does not apply to later calls
+    assert isinstance(again, Scored)
+    assert_same_bits(again.groups, sample(config, "train", [3, 4]).groups)
+    own.close()
 
 
 def test_a_reset_frees_the_old_engine_before_it_builds_a_new_one(
