@@ -89,6 +89,7 @@ ENGINES: dict[str, EngineRecord] = {
             same_bits=True,
             log_prob_error=1e-4,
             top_p=True,
+            plays=True,
             interrupts=True,
             libraries=("transformers",),
             install="pip install -e '.[hf]'",

@@ -94,7 +94,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         env.plays and not can_play,
         "engine",
         f"cannot add the answers of an environment to a response; env.name={env.name} needs "
-        "engine=torch",
+        "engine=torch or hf",
     )
     yield (
         env.plays and config.loss.advantage == "vine",

@@ -1,15 +1,16 @@
-"""The sampling loop shared by engines that hold a policy in their own process."""
+"""The sampling loops shared by engines that hold a policy in their own process."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from grpo_trainable.engines.decoder import Decoder, EpisodeDecoder, PromptBatch
+from grpo_trainable.engines.engine import Partner
+from grpo_trainable.engines.episode_rows import EpisodeRows
 from grpo_trainable.engines.loaded_weights import LoadedWeights
 from grpo_trainable.engines.rows import Rows
 from grpo_trainable.engines.thinking_budget import ThinkingBudget
@@ -17,55 +18,6 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptBatch:
-    """The prompts of one call, one per request, and the index of each row's prompt."""
-
-    prompts: list[Tensor]  # (P,) int64 each
-    fan_out: Tensor  # (B,) int64, index of each row's prompt
-    max_new_tokens: int
-    slots: int | None = None  # maximum number of rows in the batch, if less than B
-
-    @property
-    def longest(self) -> int:
-        """Number of tokens in the longest prompt."""
-        return max(map(len, self.prompts))
-
-
-class Decoder(Protocol):
-    """Computes next-token logits for the rows of one call, using a KV cache.
-
-    A row is one response. Of the B rows, A are in the batch. V is the size of the vocabulary.
-    Logits are float32, and the caller may change them.
-    """
-
-    def enter(self, rows: range) -> Tensor:
-        """Add `rows` to the batch and return the logits (rows, V) for their first tokens.
-
-        The new rows come after those already in the batch. If `PromptBatch.slots` is None, all B
-        rows enter together. Each distinct prompt of the new rows runs through the model once.
-        """
-        ...
-
-    def next(self, tokens: Tensor) -> Tensor:
-        """Append one token (A,) to every row and return the logits (A, V) for the next token."""
-        ...
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep only the rows at these indices of the batch."""
-        ...
-
-    def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
-        """Recompute the cache for the prompts and the sampled tokens, with the current weights.
-
-        Args:
-            sampled: Ids of the tokens so far, (A, T).
-            lengths: Number of those tokens in each row. If all rows entered together, this number
-                is T for every row.
-        """
-        ...
 
 
 class LocalEngine(LoadedWeights, ABC):
@@ -143,9 +95,53 @@ class LocalEngine(LoadedWeights, ABC):
                 decoder.keep(keep)
         return rows.groups()
 
+    @torch.no_grad()
+    def play(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None], partner: Partner
+    ) -> list[RolloutGroup]:
+        """Sample one unscored group of episodes for each request (`PlayingEngine`).
+
+        Raises:
+            ValueError: For the same reasons as in `generate`.
+        """
+        batch = self._prompts(requests, common_limits(requests))
+        rows = self._episode_rows(requests)
+        decoder = self._episode_decoder(batch)
+        between_tokens()
+        logits = decoder.first()
+        while True:
+            for action in rows.draw(logits, self._version, self._round):
+                partner.act(action)
+            rows.listen_to(partner)
+            keep = rows.drop_over()
+            if keep is not None:
+                if not len(keep):
+                    return rows.groups()
+                decoder.keep(keep)
+            loads = self._loads
+            between_tokens()
+            if self._recompute and self._loads != loads:
+                decoder.rebuild(rows.sequences())
+            logits = decoder.next(*rows.last_tokens())
+
     @abstractmethod
     def _decoder(self, batch: PromptBatch) -> Decoder:
-        """Return the decoder that computes the logits of one call."""
+        """Return the decoder that computes the logits of one call of `generate`."""
+
+    @abstractmethod
+    def _episode_decoder(self, batch: PromptBatch) -> EpisodeDecoder:
+        """Return the decoder that computes the logits of one call of `play`."""
+
+    def _episode_rows(self, requests: Sequence[Request]) -> EpisodeRows:
+        strings, vocab_size = requests[0].limits.stop_strings, self._policy.vocab_size
+        on_cpu = torch.device("cpu")  # stop strings are searched for on the CPU
+        return EpisodeRows(
+            requests,
+            pad_id=self._tokenizer.pad_id,
+            seed=self._seed,
+            stops=stops_of(strings, self._tokenizer, vocab_size, on_cpu),
+            device=self.device,
+        )
 
     def _thinking_budget(self, limits: SamplingLimits, rows: int) -> ThinkingBudget | None:
         """Return the interruptions of a call, or None if its limits define none."""

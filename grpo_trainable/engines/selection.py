@@ -14,7 +14,7 @@ from grpo_trainable.config.engine_catalog import (
     engine_record,
 )
 from grpo_trainable.models.hf.files import local_directory
-from grpo_trainable.models.hf.json_files import is_hugging_face
+from grpo_trainable.models.hf.json_files import attends_to_all, is_hugging_face, text_config
 from grpo_trainable.models.shape import PolicySettings
 
 
@@ -35,12 +35,8 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
             f"engine={config.engine}: this engine samples from {_named(record)}, but "
             f"{_start(config)} is {POLICY_KINDS[kind]}; valid: {valid}"
         )
-    if config.env.plays and not record.plays:
-        raise ValueError(
-            f"env.name={config.env.name}: {record.name}, which samples from "
-            f"model.path={config.model.path or 'none'}, cannot add an environment's text to a "
-            "response; use a policy of this package with engine=torch"
-        )
+    if config.env.plays and kind == "hugging_face":
+        _refuse_windows(config)
     if config.rollout.slots is not None and not record.queues:
         raise ValueError(
             f"rollout.slots={config.rollout.slots}: {record.name}, which samples from "
@@ -76,6 +72,21 @@ def policy_kind(model: PolicySettings) -> PolicyKind:
     if path is None or not is_hugging_face(local_directory(path)):
         return "ours"
     return "hugging_face"
+
+
+def _refuse_windows(config: GRPOConfig) -> None:
+    """Check that each row of a model's cache may have its own number of tokens.
+
+    Raises:
+        ValueError: Some layers attend to a window of earlier tokens only. The message is one line.
+    """
+    path = config.model.path
+    assert path is not None, "the policy is a Hugging Face model"
+    if not attends_to_all(text_config(local_directory(path))):
+        raise ValueError(
+            f"env.name={config.env.name}: some layers of model.path={path} do not attend to all "
+            "earlier tokens; episodes need a model whose layers all do"
+        )
 
 
 def _start(config: GRPOConfig) -> str:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from grpo_trainable.engines.agreement import TOKENS, probes, refuse_disagreement
-from grpo_trainable.engines.engine import EngineSetup, Partner
-from grpo_trainable.engines.episode_rows import EpisodeRows
-from grpo_trainable.engines.local import Decoder, LocalEngine, PromptBatch, common_limits
+from grpo_trainable.engines.decoder import Decoder, EpisodeDecoder, PromptBatch
+from grpo_trainable.engines.engine import EngineSetup
+from grpo_trainable.engines.local import LocalEngine
 from grpo_trainable.models.kv_cache import KVCache, decode, decode_in_place, padded, prefill
 from grpo_trainable.models.narrow import narrow
 from grpo_trainable.models.shelved_cache import ShelvedCache
-from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits
+from grpo_trainable.protocol.rollout import SamplingLimits
 
 
 class TorchEngine(LocalEngine):
@@ -42,45 +41,8 @@ class TorchEngine(LocalEngine):
             return SlotDecoder(self.model, batch, batch.slots, self._tokenizer.pad_id)
         return TorchDecoder(self.model, batch, self._tokenizer.pad_id)
 
-    @torch.no_grad()
-    def play(
-        self, requests: Sequence[Request], between_tokens: Callable[[], None], partner: Partner
-    ) -> list[RolloutGroup]:
-        """Sample one unscored group of episodes for each request (`PlayingEngine`).
-
-        Raises:
-            ValueError: For the same reasons as in `generate`.
-        """
-        batch = self._prompts(requests, common_limits(requests))
-        rows = self._episode_rows(requests)
-        cache = EpisodeCache(self.model, batch, self._tokenizer.pad_id)
-        between_tokens()
-        logits = cache.first()
-        while True:
-            for action in rows.draw(logits, self._version, self._round):
-                partner.act(action)
-            rows.listen_to(partner)
-            keep = rows.drop_over()
-            if keep is not None:
-                if not len(keep):
-                    return rows.groups()
-                cache.keep(keep)
-            loads = self._loads
-            between_tokens()
-            if self._recompute and self._loads != loads:
-                cache.rebuild(rows.sequences())
-            logits = cache.next(*rows.last_tokens())
-
-    def _episode_rows(self, requests: Sequence[Request]) -> EpisodeRows:
-        strings = requests[0].limits.stop_strings
-        on_cpu = torch.device("cpu")  # stop strings are searched for on the CPU
-        return EpisodeRows(
-            requests,
-            pad_id=self._tokenizer.pad_id,
-            seed=self._seed,
-            stops=stops_of(strings, self._tokenizer, self.model.vocab_size, on_cpu),
-            device=self.device,
-        )
+    def _episode_decoder(self, batch: PromptBatch) -> EpisodeDecoder:
+        return TorchEpisodeDecoder(self.model, batch, self._tokenizer.pad_id)
 
 
 def build_torch_engine(setup: EngineSetup) -> TorchEngine:
@@ -239,55 +201,26 @@ class SlotDecoder:
         return self._cache.prefill(self._model, ids, [len(s) for s in sequences], fan_out)
 
 
-class EpisodeCache:
-    """Computes logits for rows with different numbers of tokens.
-
-    Each row writes a token to the column of the token's position, and so overwrites the padding of
-    its prompt. The cache therefore does not depend on when an environment answered. At first there
-    are B rows; A of them remain. V is the size of the vocabulary. The caller may change the logits.
-    """
+class TorchEpisodeDecoder(EpisodeDecoder):
+    """Computes logits with a `KVCache`, for rows with different numbers of tokens."""
 
     _cache: KVCache
 
     def __init__(self, model: TransformerLM, batch: PromptBatch, pad_id: int) -> None:
+        super().__init__(batch, pad_id)
         self._model = model
-        self._batch = batch
-        self._pad_id = pad_id
-        self._device = batch.fan_out.device
-
-    def first(self) -> Tensor:
-        """Run the model once per prompt; return the logits (B, V) for every row's first token."""
-        hidden, lengths = self._prefill(self._batch.prompts, self._batch.fan_out)
-        last = hidden[torch.arange(len(hidden), device=self._device), lengths - 1]
-        return self._model.head(last)[self._batch.fan_out]
 
     def next(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits (A, V) after one more token of every row.
-
-        `positions` are positions in prompt plus response. A token that is passed again overwrites
-        its own cache entry.
-        """
-        hidden = decode_in_place(self._model, tokens, positions, self._cache)
-        return self._model.head(hidden)
+        """Return the logits (A, V) after one more token (A,) of every row."""
+        return self._logits(decode_in_place(self._model, tokens, positions, self._cache))
 
     def keep(self, rows: Tensor) -> None:
         """Keep only the rows at these indices of the batch."""
         self._cache.keep(rows)
 
-    def rebuild(self, sequences: Sequence[Tensor]) -> None:
-        """Recompute the cache with the current weights, from the tokens of each row."""
-        self._prefill(sequences, torch.arange(len(sequences), device=self._device))
+    def _prefill(self, ids: Tensor, lengths: Tensor, fan_out: Tensor) -> Tensor:
+        hidden, self._cache = prefill(self._model, ids, lengths, fan_out, columns=self._columns)
+        return hidden
 
-    def _prefill(self, sequences: Sequence[Tensor], fan_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Start a new cache. `fan_out` contains the index of each row's sequence.
-
-        Returns:
-            Hidden states (sequences, S, D), and the lengths of the sequences.
-        """
-        ids = padded(sequences, self._pad_id)
-        lengths = torch.tensor([len(sequence) for sequence in sequences], device=self._device)
-        columns = self._batch.longest + self._batch.max_new_tokens
-        hidden, self._cache = prefill(
-            self._model, ids.to(self._device), lengths, fan_out, columns=columns
-        )
-        return hidden, lengths
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._model.head(hidden)

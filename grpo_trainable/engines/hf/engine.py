@@ -6,31 +6,46 @@ two tokens.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
 
+from grpo_trainable.engines.decoder import PromptBatch
 from grpo_trainable.engines.engine import EngineSetup
-from grpo_trainable.engines.local import LocalEngine, PromptBatch
+from grpo_trainable.engines.hf.cache import cache_argument, preallocated_cache
+from grpo_trainable.engines.hf.episode_decoder import HFEpisodeDecoder
+from grpo_trainable.engines.local import LocalEngine
 from grpo_trainable.models.hf.policy import HFPolicy
 from grpo_trainable.models.store import build_adapted_policy, build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.plugins import one_line
 from grpo_trainable.protocol.rollout import PolicyWeights
 
+Probe: TypeAlias = Callable[[PromptBatch, Tensor], tuple[Tensor, Tensor]]
+
 
 class HFEngine(LocalEngine):
     """An engine that samples with an `HFPolicy`."""
 
     def __init__(
-        self, policy: HFPolicy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
+        self,
+        policy: HFPolicy,
+        tokenizer: Tokenizer,
+        *,
+        seed: int,
+        recompute: bool = False,
+        plays: bool = False,
     ) -> None:
         """Build an engine around `policy`. `LocalEngine` describes the other arguments.
+
+        Args:
+            policy: Policy to sample from.
+            tokenizer: Tokenizer of the policy.
+            seed: Seed of all draws.
+            recompute: Rebuild the cache when weights arrive.
+            plays: Check the model's cache for `play` too.
 
         Raises:
             ValueError: The engine cannot sample from the model token by token. The message is one
@@ -39,7 +54,9 @@ class HFEngine(LocalEngine):
         super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
         self.policy = policy
         self._head: Tensor | None = None  # converted copy of the head; None until needed
-        self._refuse_other_caches()
+        self._refuse_other_caches(self._probe_of_responses)
+        if plays:
+            self._refuse_other_caches(self._probe_of_episodes)
 
     def load(self, weights: PolicyWeights) -> None:
         """Load a snapshot (`LoadedWeights.load`) and drop the converted copy of the head."""
@@ -57,8 +74,22 @@ class HFEngine(LocalEngine):
             _, self._head = self.policy.head_operands(hidden)
         return (hidden.to(self._head.dtype) @ self._head.t()).float()
 
+    def _episode_decoder(self, batch: PromptBatch) -> HFEpisodeDecoder:
+        return HFEpisodeDecoder(self.policy, self._logits, batch, self._tokenizer.pad_id)
+
+    def _probe_of_responses(self, batch: PromptBatch, token: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits (B, V) of prompts, and of the same `token` (1,) after each prompt."""
+        decoder, rows = self._decoder(batch), len(batch.prompts)
+        return decoder.enter(range(rows)), decoder.next(token.expand(rows))
+
+    def _probe_of_episodes(self, batch: PromptBatch, token: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same as `_probe_of_responses`, on the cache of episodes."""
+        decoder = self._episode_decoder(batch)
+        positions = torch.tensor([len(prompt) for prompt in batch.prompts], device=self.device)
+        return decoder.first(), decoder.next(token.expand(len(positions)), positions)
+
     @torch.no_grad()
-    def _refuse_other_caches(self) -> None:
+    def _refuse_other_caches(self, probe: Probe) -> None:
         """Check that logits from a cache with padding equal the logits of one pass over all tokens.
 
         Raises:
@@ -67,10 +98,9 @@ class HFEngine(LocalEngine):
         ids = torch.linspace(0, self.policy.vocab_size - 1, 9, dtype=torch.float64).long()
         prompts, last = [ids[:8], ids[3:6]], ids[8:].to(self.device)
         rows = torch.arange(2, device=self.device)
-        probe = PromptBatch(prompts=prompts, fan_out=rows, max_new_tokens=1)
+        batch = PromptBatch(prompts=prompts, fan_out=rows, max_new_tokens=1)
         try:
-            decoder = self._decoder(probe)
-            on_cache = torch.stack((decoder.enter(range(2)), decoder.next(last.expand(2))), dim=1)
+            on_cache = torch.stack(probe(batch, last), dim=1)
         except (AttributeError, NotImplementedError, TypeError) as error:
             raise ValueError(
                 f"{self._name} has an unsupported kind of cache ({one_line(error)})"
@@ -105,6 +135,7 @@ def build_hf_engine(setup: EngineSetup) -> HFEngine:
         setup.tokenizer,
         seed=config.seed,
         recompute=config.weight_update == "interrupt_recompute",
+        plays=config.env.plays,
     )
 
 
@@ -138,9 +169,7 @@ class HFDecoder:
         self._padding = (seen == 0).sum(dim=1).to(device)  # (prompts,), padding columns
         self._is_padded = bool((seen == 0).any())
         self._fan_out = batch.fan_out  # (A,)
-        # Since version 5.24, most models of `transformers` call this argument `cache`.
-        known = inspect.signature(policy.body.forward).parameters
-        self._cache_name = "cache" if "cache" in known else "past_key_values"
+        self._cache_name = cache_argument(policy.body)
 
     def enter(self, rows: range) -> Tensor:
         """Run the model on the prompts; return the logits (B, V) for every row's first token."""
@@ -185,58 +214,3 @@ class HFDecoder:
             use_cache=True,
         )
         return output.last_hidden_state[:, -1]
-
-
-def preallocated_cache(config: PreTrainedConfig, columns: int) -> DynamicCache:
-    """Return a cache for a model, with room for `columns` tokens per row.
-
-    Layers that do not keep every token, such as those with a sliding window, are left as
-    `transformers` creates them.
-    """
-    cache = DynamicCache(config=config)
-    cache.layers = [
-        PreallocatedLayer(columns) if type(layer) is DynamicLayer else layer
-        for layer in cache.layers
-    ]
-    return cache
-
-
-class PreallocatedLayer(DynamicLayer):
-    """A cache layer whose `keys` and `values` (A, N, C, H) are views of preallocated tensors."""
-
-    def __init__(self, columns: int) -> None:
-        """Set up a layer for at most `columns` columns."""
-        super().__init__()
-        self._columns = columns
-        self._room: list[Tensor] = []  # storage of keys and values; empty until an update
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write the next columns, and return all keys and values."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        states = (key_states, value_states)
-        if not self._room:
-            self._room = [self._like(new) for new in states]
-        begin = self.get_seq_length()
-        end = begin + key_states.shape[-2]
-        # Without this check, a single token would be broadcast to an empty slice without an error.
-        assert end <= self._columns, f"{end} tokens, but room for only {self._columns}"
-        for room, new in zip(self._room, states, strict=True):
-            room[:, :, begin:end] = new
-        self.keys, self.values = (room[:, :, :end] for room in self._room)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows at `indices`, in this order. A row may occur several times."""
-        if self.keys is None or self.values is None:
-            return
-        kept = self.keys[indices], self.values[indices]
-        self._room, self.is_initialized = [], False
-        self.update(*kept)
-
-    def _like(self, states: Tensor) -> Tensor:
-        """Return empty storage for the rows of `states` (A, N, T, H)."""
-        rows, heads, _, size = states.shape
-        return states.new_empty(rows, heads, self._columns, size)

@@ -117,16 +117,25 @@ def packs(config: Mapping[str, Any]) -> bool:
     For this, every layer must attend to all earlier tokens, and the rotation of a token must depend
     only on its position.
     """
-    kinds = config.get("layer_types") or []
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
         config.get("model_type") in PACKED
-        and not config.get("use_sliding_window")
-        and isinstance(kinds, list)
-        and all(kind == "full_attention" for kind in kinds)
+        and attends_to_all(config)
         and isinstance(rope, dict)
         and rope.get("rope_type", rope.get("type", "default")) in FIXED_ROPE
     )
+
+
+def attends_to_all(config: Mapping[str, Any]) -> bool:
+    """Return True if every layer of a model with this config.json attends to all earlier tokens."""
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        return isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    # Qwen's models have a window only if `use_sliding_window` is true, others whenever they give
+    # its size.
+    slides = config.get("use_sliding_window", not config.get("model_type", "").startswith("qwen"))
+    sizes = ("attention_chunk_size", *(("sliding_window",) if slides else ()))
+    return all(config.get(size) is None for size in sizes)
 
 
 def text_config(directory: Path) -> dict[str, Any]:
