@@ -102,4 +102,9 @@ OF_TEXT = Condition(
     needs="a task with text (any except control)",
     holds=lambda name: name != CONTROL,
 )
+CHAT = Condition(
+    keys=("model.chat_template",),
+    needs="model.chat_template=on or a file",
+    holds=lambda template: template != "off",
+)
 GAE = one_of("loss.advantage", "gae")

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from grpo_trainable.config.built_in_tasks import GAMES
-from grpo_trainable.config.conditions import OF_TEXT, Condition, Config, Conflict, one_of
+from grpo_trainable.config.conditions import CHAT, OF_TEXT, Condition, Config, Conflict, one_of
 from grpo_trainable.config.defaults import by_task
 from grpo_trainable.config.engine_catalog import engine_record
-from grpo_trainable.config.values import Settings, choice_or_reference, flag, integer, number
+from grpo_trainable.config.values import (
+    Settings,
+    choice,
+    choice_or_reference,
+    flag,
+    integer,
+    number,
+)
 
 _PLAYED = Condition(
     keys=("env.name",), needs="an env.name other than off", holds=lambda name: name != "off"
@@ -31,6 +38,11 @@ class EnvSettings(Settings):
         what="Class",
         read_if=OF_TEXT,
         default_by=by_task(guess="guess", calculator="calculator"),
+    )
+    role: str = choice(
+        ("user", "tool"),
+        "Role of the messages in which a chat template puts the environment's answers.",
+        read_if=(_PLAYED, CHAT),
     )
     allow_unsafe: bool = flag(
         False,

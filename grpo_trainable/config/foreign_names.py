@@ -98,7 +98,6 @@ NOTHING_ALIKE = (
     trl("per_device_eval_batch_size", "an evaluation uses the same batch size as training"),
     trl("vllm_gpu_memory_utilization", _VLLM_MEMORY),
     verl("rollout.gpu_memory_utilization", _VLLM_MEMORY),
-    trl("chat_template_kwargs", "copy the template to a file, and change it there"),
     trl(
         "load_in_4bit",
         "quantized models are not supported; to train adapters, set model.lora_rank",

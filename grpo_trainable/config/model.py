@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from grpo_trainable.config.built_in_tasks import BEGIN_RESPONSE
 from grpo_trainable.config.conditions import (
+    CHAT,
     CONTROL,
     OF_TEXT,
-    Condition,
     Config,
     Conflict,
     given,
@@ -35,11 +36,21 @@ from grpo_trainable.models.hf.json_files import PACKED, ModelFacts
 
 _HUGGING_FACE = given("model.path", "a Hugging Face model")
 _LORA = given("model.lora_rank")
-_CHAT = Condition(
-    keys=("model.chat_template",),
-    needs="model.chat_template=on or a file",
-    holds=lambda template: template != "off",
-)
+
+
+# Arguments that the code which renders a template sets.
+_ALWAYS_SET = {
+    *("conversation", "messages", "chat_template", "tokenize"),
+    *("add_generation_prompt", "continue_final_message"),
+}
+
+
+def _are_arguments(text: str) -> bool:
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(arguments, dict) and bool(arguments) and _ALWAYS_SET.isdisjoint(arguments)
 
 
 def _default_chat_template(model: ModelFacts, templates: frozenset[str]) -> str | None:
@@ -96,7 +107,18 @@ class ModelSettings(Settings):
         "System message for every prompt that has no system message.",
         expected="text that is not blank",
         valid=lambda message: bool(message.strip()),
-        read_if=_CHAT,
+        read_if=CHAT,
+    )
+    template_args: str | None = text(
+        None,
+        "Arguments of the chat template, as JSON. The model's template defines their names.",
+        expected='none or a JSON object of arguments, such as {"enable_thinking": false}',
+        valid=_are_arguments,
+        read_if=CHAT,
+        also_called=(
+            trl("chat_template_kwargs", "JSON text"),
+            verl("data.apply_chat_template_kwargs", "JSON text"),
+        ),
     )
     dtype: str = choice(
         ("float32", "bfloat16"),

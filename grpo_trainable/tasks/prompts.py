@@ -78,8 +78,10 @@ class Prompts:
         self._task = task
         self._tokenizer = tokenizer
         model = config.model
-        self._chat = chat_template(model.chat_template, model.path, tokenizer)
-        self._system = model.system
+        self._chat = chat_template(model.chat_template, model.path, tokenizer, model.template_args)
+        self._system, self._role = model.system, config.env.role
+        if self._chat is not None and config.env.plays:
+            self._chat.check_replies(self._role, self._system)
         self._group_size = {"train": config.rollout.group_size, "eval": config.eval.samples}
         rollout = config.rollout
         self._limits = {
@@ -144,7 +146,7 @@ class Prompts:
         """
         if self._chat is None:
             return tuple(self._tokenizer.encode(text))
-        return tuple(self._chat.encode_reply(text, action, self._system))
+        return tuple(self._chat.encode_reply(text, action, role=self._role, system=self._system))
 
     def ground_truth(self, stream: str, example: int) -> JSONValue:
         """Return the true answer of an example."""

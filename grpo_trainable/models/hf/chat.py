@@ -6,8 +6,9 @@ tokenizer that also decodes the responses.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,11 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, renderer: PreTrainedTokenizerBase, template: str, tokenizer: Tokenizer
+        self,
+        renderer: PreTrainedTokenizerBase,
+        template: str,
+        tokenizer: Tokenizer,
+        arguments: Mapping[str, Any],
     ) -> None:
         """Set up a template.
 
@@ -48,7 +53,15 @@ class ChatTemplate:
                 end-of-text.
             template: The chat template, in the Jinja language.
             tokenizer: Tokenizer of the policy.
+            arguments: Values of further variables in the template, by name.
+
+        Raises:
+            ValueError: The template does not use an argument. The message is one line.
         """
+        for name in arguments:
+            if not re.search(rf"\b{re.escape(name)}\b", template):
+                raise ValueError(f"model.template_args: the chat template does not use {name}")
+        self._arguments = dict(arguments)
         self._renderer = renderer
         self._template = with_fixed_date(template)
         self._tokenizer = tokenizer
@@ -61,12 +74,17 @@ class ChatTemplate:
         Raises:
             ValueError: The template rejects the conversation. The message is one line.
         """
+        return self._rendered(messages, begins_response=True)
+
+    def _rendered(self, messages: Messages, *, begins_response: bool) -> str:
+        """Return the text of a conversation, with or without the beginning of a response."""
         try:
             rendered = self._renderer.apply_chat_template(
                 list(messages),
                 chat_template=self._template,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=begins_response,
+                **self._arguments,
             )
         except Exception as error:  # a template may fail in any way
             why = one_line(error)
@@ -96,31 +114,71 @@ class ChatTemplate:
         return self._by_parts(rendered, quoted, stray=f"[{before}{after}]")
 
     def encode_reply(
-        self, text: str, response: Sequence[int], system: str | None = None
+        self,
+        text: str,
+        response: Sequence[int],
+        *,
+        role: str = "user",
+        system: str | None = None,
     ) -> list[int]:
-        """Return the ids that the user's message `text` adds between two responses of the model.
+        """Return the ids that a message adds between two responses of the model.
 
         The template ends each message of the model with a token. The ids begin with that token,
         unless the response already ended with it. The ids do not depend on the content of the
         response. Even if the template drops earlier reasoning, the reasoning in the response stays.
 
+        Args:
+            text: Text of the message.
+            response: Token ids of the response before the message.
+            role: Role of the message.
+            system: Text of the system message at the beginning of the conversation, if any.
+
         Raises:
             ValueError: The template rejects the conversation, or drops the model's earlier message.
         """
         before, after = _unused_characters(text + (system or ""))
-        said = f"{before}{after}"
-        messages = [
-            *([] if system is None else [{"role": "system", "content": system}]),
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": said},
-            {"role": "user", "content": self._marked(text, before, after)},
-        ]
-        _, found, rest = self.render(messages).partition(said)
-        if not found:
-            raise ValueError("model.chat_template: the template drops the model's earlier message")
+        said, marked = f"{before}{after}", self._marked(text, before, after)
+        messages = [*_opening(system), _says(said), {"role": role, "content": marked}]
+        rest = _after(said, self.render(messages))
         quoted = re.compile(f"{before}({self._special}){after}")
         ids = self._by_parts(rest, quoted, stray=f"[{before}{after}]")
         return ids[1:] if list(response[-1:]) == ids[:1] else ids
+
+    def check_replies(self, role: str, system: str | None = None) -> None:
+        """Check that a reply to the model only adds text to the end of a conversation.
+
+        The template may render the model's own message differently after a reply, because the ids
+        of a response stay as they were sampled.
+
+        Args:
+            role: Role of the reply.
+            system: Text of the system message at the beginning of the conversation, if any.
+
+        Raises:
+            ValueError: The template rejects the conversation, renders earlier text differently
+                after a reply, or renders a reply differently in a later turn. The message is one
+                line.
+        """
+        said = "".join(_unused_characters(system or ""))
+        opening, reply = _opening(system), {"role": role, "content": "!"}
+        turn = [_says(said), reply]
+        whole = self.render([*opening, *turn])
+        rest = _after(said, whole)
+        begin = self._rendered(opening, begins_response=False)
+        close = _after(said, self._rendered([*opening, _says(said)], begins_response=False))
+        later = _after(said, self.render([*opening, *turn, *turn]))
+        only_adds = whole.startswith(begin) and rest.startswith(close) and later == rest
+        if not only_adds:
+            raise ValueError(
+                f"model.chat_template: after a message with the role {role}, the template renders "
+                "earlier messages differently, so the answers of an environment cannot be added "
+                "to a response; change a copy of the template (docs/howto/env.md)"
+            )
+        if not self._separable(rest):
+            raise ValueError(
+                "model.chat_template: the tokenizer encodes text differently next to a special "
+                "token, so the answers of an environment cannot be encoded separately"
+            )
 
     def _marked(self, content: str, before: str, after: str) -> str:
         """Put a mark before and after every special token that a message spells out."""
@@ -146,14 +204,19 @@ class ChatTemplate:
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text) if text else []
 
+    def _separable(self, text: str) -> bool:
+        """Return True if encoding `text` piece by piece equals encoding it as a whole."""
+        nothing = re.compile("(?!)()")
+        parts = self._by_parts(text, nothing, stray="(?!)")
+        return parts == self._tokenizer.encode_rendered(text)
+
     def _refuse_inseparable(self, text: str, spelled: str) -> None:
         """Raise a ValueError if encoding `text` piece by piece differs from encoding it as a whole.
 
         The two results differ if the tokenizer encodes some text differently next to a special
         token.
         """
-        nothing = re.compile("(?!)()")
-        if self._by_parts(text, nothing, stray="(?!)") != self._tokenizer.encode_rendered(text):
+        if not self._separable(text):
             raise ValueError(
                 f"a prompt spells out the special token {spelled}, which this tokenizer cannot "
                 "encode as text in a chat template; leave it out of the prompt"
@@ -165,22 +228,48 @@ def with_fixed_date(template: str) -> str:
     return FIXED_DATE + template if ASKS_FOR_DATE in template else template
 
 
+def _opening(system: str | None) -> list[dict[str, str]]:
+    """Return the beginning of a conversation, up to a message of the user."""
+    asked = {"role": "user", "content": "?"}
+    return [asked] if system is None else [{"role": "system", "content": system}, asked]
+
+
+def _says(text: str) -> dict[str, str]:
+    """Return a message of the model."""
+    return {"role": "assistant", "content": text}
+
+
+def _after(said: str, rendered: str) -> str:
+    """Return the text after the last occurrence of the model's message `said`.
+
+    Raises:
+        ValueError: The template drops the message. The error message is one line.
+    """
+    _, found, rest = rendered.rpartition(said)
+    if not found:
+        raise ValueError("model.chat_template: the template drops the model's earlier message")
+    return rest
+
+
 def _unused_characters(text: str) -> tuple[str, str]:
     unused: Iterator[str] = (chr(code) for code in PRIVATE_USE if chr(code) not in text)
     return next(unused), next(unused)
 
 
-def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+def chat_template(
+    named: str, path: str | None, tokenizer: Tokenizer, arguments: str | None = None
+) -> ChatTemplate | None:
     """Return the template that `model.chat_template` names, or None if it is off.
 
     Args:
         named: "off", "on" for the template of the model in `path`, or the path of a template file.
         path: Directory or hub id of the model. None means the shipped policy.
         tokenizer: Tokenizer of the model.
+        arguments: `model.template_args`, a JSON object of arguments of the template.
 
     Raises:
-        ValueError: A library is missing, the model has no template, or the file cannot be read. The
-            message is one line.
+        ValueError: A library is missing, the model has no template, the file cannot be read, or the
+            template does not use an argument. The message is one line.
     """
     if named == "off":
         return None
@@ -188,8 +277,9 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
         refuse_missing_library(f"model.chat_template={named}", library)
     directory = SHIPPED_POLICY if path is None else local_directory(path)
     renderer: Any = _renderer(directory)
+    given = json.loads(arguments or "{}")
     if named != "on":
-        return ChatTemplate(renderer, _read(named), tokenizer)
+        return ChatTemplate(renderer, _read(named), tokenizer, given)
     try:
         own = renderer.get_chat_template()
     except ValueError:
@@ -197,7 +287,7 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
             f"model.chat_template=on: {path or 'the shipped policy'} has no chat template; "
             "name a Jinja template file"
         ) from None
-    return ChatTemplate(renderer, own, tokenizer)
+    return ChatTemplate(renderer, own, tokenizer, given)
 
 
 def _renderer(directory: Path) -> PreTrainedTokenizerBase:

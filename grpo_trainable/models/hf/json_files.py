@@ -133,7 +133,7 @@ def attends_to_all(config: Mapping[str, Any]) -> bool:
         return isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
     # Qwen's models have a window only if `use_sliding_window` is true, others whenever they give
     # its size.
-    slides = config.get("use_sliding_window", not config.get("model_type", "").startswith("qwen"))
+    slides = config.get("use_sliding_window", not str(config.get("model_type")).startswith("qwen"))
     sizes = ("attention_chunk_size", *(("sliding_window",) if slides else ()))
     return all(config.get(size) is None for size in sizes)
 
