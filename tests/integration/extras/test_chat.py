@@ -17,7 +17,7 @@ from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.hf.chat import ChatTemplate, chat_template
 from grpo_trainable.tasks import Example, as_messages
 from grpo_trainable.tasks.input_files import input_files
-from grpo_trainable.tasks.prompts import Prompts
+from grpo_trainable.tasks.prompts import Prompts, build_task
 
 transformers = pytest.importorskip("transformers")
 
@@ -60,8 +60,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_chat_model(tmp_path_factory.mktemp("chat"))
 
 
-def chat_of(path: str, named: str = "on") -> ChatTemplate:
-    chat = chat_template(named, path, read_tokenizer(path))
+def chat_of(path: str, named: str = "on", arguments: str | None = None) -> ChatTemplate:
+    chat = chat_template(named, path, read_tokenizer(path), arguments)
     assert chat is not None
     return chat
 
@@ -265,6 +265,14 @@ def test_the_file_of_a_template_is_an_input_of_the_trial(path, tmp_path, monkeyp
         ({"chat_template": ""}, "must be one of off, on, or the path of a jinja file"),
         ({"system": "Be brief."}, "has no effect with model.chat_template=off; needs model"),
         ({"chat_template": "on", "system": " "}, "must be none or text that is not blank"),
+        ({"template_args": "{}"}, "has no effect with model.chat_template=off; needs model"),
+        *(
+            (
+                {"chat_template": "on", "template_args": text},
+                "must be none or a JSON object of arguments, such as",
+            )
+            for text in ("", "{}", "[1]", "{", '{"messages": []}', '{"tokenize": true}')
+        ),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(model, message):
@@ -300,7 +308,7 @@ def test_a_reply_goes_on_after_the_token_that_ends_a_message(path: str) -> None:
     assert chat.encode_reply("larger", [*said, end]) == body
     # If a stop string or another token ended the reply, the template's own end token is added.
     assert chat.encode_reply("larger", said) == [end, *body]
-    assert chat.encode_reply("larger", [*said, end], "Be brief.") == body
+    assert chat.encode_reply("larger", [*said, end], system="Be brief.") == body
 
 
 def test_a_reply_that_spells_a_special_token_is_text(path: str) -> None:
@@ -316,3 +324,135 @@ def test_a_template_that_leaves_out_what_was_said_is_refused(path: str, tmp_path
     (tmp_path / "mute.jinja").write_text("{{ messages[-1].content }}")
     with pytest.raises(ValueError, match="drops the model's earlier message"):
         chat_of(path, str(tmp_path / "mute.jinja")).encode_reply("larger", [])
+
+
+# Shortened from the template of Qwen3: a tool answers within a message of the user, earlier
+# reasoning is dropped, and an argument makes the response begin with empty reasoning.
+WITH_TOOLS = """\
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if loop.last %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+    {{- message.content.split('</think>')[-1] + '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}
+    {{- '<|im_start|>user\\n<tool_response>\\n' + message.content }}
+    {{- '\\n</tool_response><|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+
+@pytest.fixture
+def tools(path: str, tmp_path: Path) -> str:
+    """Write the template `WITH_TOOLS`, and return its path."""
+    (tmp_path / "tools.jinja").write_text(WITH_TOOLS)
+    return str(tmp_path / "tools.jinja")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begin"),
+    [
+        (None, "assistant\n"),
+        ('{"enable_thinking": true}', "assistant\n"),
+        ('{"enable_thinking": false}', "assistant\n<think>\n\n</think>\n\n"),
+    ],
+)
+def test_a_tool_answers_as_the_template_says(path: str, tools: str, arguments, begin) -> None:
+    tokenizer, chat = read_tokenizer(path), chat_of(path, tools, arguments)
+    start, end = (tokenizer.special_tokens[name] for name in (START, END))
+    body = [
+        *tokenizer.encode("\n"),
+        start,
+        *tokenizer.encode("user\n<tool_response>\n=12\n</tool_response>"),
+        end,
+        *tokenizer.encode("\n"),
+        start,
+        *tokenizer.encode(begin),
+    ]
+    reasoned = tokenizer.encode("<think>Hm</think>calc 3*4")
+    chat.check_replies("tool", "Be brief.")
+    assert chat.encode_reply("=12", [*reasoned, end], role="tool") == body
+    assert chat.encode_reply("=12", reasoned, role="tool") == [end, *body]
+    assert chat.encode(as_messages("Hi"))[-len(tokenizer.encode(begin)) :] == tokenizer.encode(
+        begin
+    )
+
+
+def test_an_argument_that_the_template_does_not_use_is_refused(path: str) -> None:
+    with pytest.raises(
+        ValueError, match="model.template_args: the chat template does not use enable_thinking"
+    ):
+        chat_of(path, arguments='{"enable_thinking": false}')
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_usual_templates_only_add_replies(path: str, tools: str, role, system) -> None:
+    chat_of(path).check_replies(role, system)
+    chat_of(path, tools).check_replies(role, system)
+
+
+# Templates in which a reply changes the text before it.
+CHANGING = {
+    "moves the system message to the last message": (
+        "{% for m in messages %}{% if m.role != 'system' %}[{{ messages[0].content if loop.last }}"
+        "{{ m.content }}]{% endif %}{% endfor %}"
+    ),
+    "shortens what the user asked": (
+        "{% for m in messages %}{% if loop.last or m.role == 'assistant' %}{{ m.content }}"
+        "{% endif %}\n{% endfor %}"
+    ),
+    "ends the last message in another way": (
+        "{% for m in messages %}{{ m.content }}{{ '!' if loop.last else '<|im_end|>' }}{% endfor %}"
+    ),
+    "numbers the messages": (
+        "{% for m in messages %}{{ loop.index }}: {{ m.content }}\n{% endfor %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGING)
+def test_a_template_whose_replies_change_earlier_text_is_refused(
+    path: str, tmp_path: Path, what: str
+) -> None:
+    (tmp_path / "changing.jinja").write_text(CHANGING[what])
+    chat = chat_of(path, str(tmp_path / "changing.jinja"))
+    with pytest.raises(
+        ValueError,
+        match=r"^model.chat_template: after a message with the role user, the template renders "
+        r"earlier messages differently, .* \(docs/howto/env.md\)$",
+    ):
+        chat.check_replies("user", "Be brief.")
+
+
+def test_a_template_that_refuses_a_tool_is_refused(path: str, tmp_path: Path) -> None:
+    (tmp_path / "no_tool.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+        "{% endif %}{{ m.content }}{% endfor %}"
+    )
+    chat = chat_of(path, str(tmp_path / "no_tool.jinja"))
+    chat.check_replies("user")
+    with pytest.raises(ValueError, match="cannot render a prompt: no tools"):
+        chat.check_replies("tool")
+
+
+def test_a_tokenizer_that_swallows_text_is_refused(tmp_path: Path) -> None:
+    chat = chat_of(write_chat_model(tmp_path, rstrip=True))
+    with pytest.raises(ValueError, match="encodes text differently next to a special token"):
+        chat.check_replies("user")
+
+
+def test_replies_are_checked_before_anything_starts(path: str, tmp_path: Path) -> None:
+    template = tmp_path / "changing.jinja"
+    template.write_text(CHANGING["numbers the messages"])
+    model = {"path": path, "chat_template": str(template)}
+    config = GRPOConfig.from_dict({"model": model, "task": {"name": "guess"}})
+    with pytest.raises(ValueError, match="after a message with the role user"):
+        Prompts(config, build_task(config), read_tokenizer(path))

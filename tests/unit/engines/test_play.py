@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -10,14 +9,13 @@ import pytest
 import torch
 from agreeing import FORKS, assert_agree, assert_same_bits, common_length
 from policies import Pieces, sharpened
+from scripted import Scripted, by_hand
 
 from grpo_trainable.engines.checks import check_played
-from grpo_trainable.engines.engine import Action, Observation, PlayingEngine
+from grpo_trainable.engines.engine import Observation, PlayingEngine
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.model_config import ModelConfig
-from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.protocol.rollout import Request, SamplingLimits, TrainBatch, collate
 
 pytestmark = pytest.mark.numerics
@@ -43,71 +41,11 @@ def requests(group_size: int = 3) -> list[Request]:
     ]
 
 
-def said(action: Sequence[int], turn: int) -> Observation | tuple[int, ...]:
-    """Return an environment's reply to the action of a turn, or () at the end of the episode."""
-    ends = turn == 4 or sum(action) % 5 == 0
-    return () if ends else tuple(2 + (token + turn) % 6 for token in action[:4])
-
-
-class Scripted:
-    """A stand-in for environments. An answer takes a random number of polls, or comes at once."""
-
-    def __init__(self, delays: Random | None = None) -> None:
-        self._delays = delays
-        self._waiting: list[tuple[int, Observation]] = []
-        self._turns: dict[int, int] = {}
-        self.actions: list[Action] = []
-
-    def act(self, action: Action) -> None:
-        turn = self._turns[action.row] = self._turns.get(action.row, 0) + 1
-        ids = said(action.ids, turn)
-        over = not ids
-        delay = 0 if self._delays is None else self._delays.randrange(12)
-        self.actions.append(action)
-        self._waiting.append((delay, Observation(action.row, ids, over, finished=over)))
-
-    def observations(self, *, waits: bool) -> list[Observation]:
-        self._waiting = [(delay - 1, answer) for delay, answer in self._waiting]
-        least = min(delay for delay, _ in self._waiting) if waits else 0
-        come = [answer for delay, answer in self._waiting if delay <= max(least, 0)]
-        self._waiting = [item for item in self._waiting if item[1] not in come]
-        return sorted(come)
-
-
 def played(delays: Random | None = None, wanted: list[Request] | None = None, **kwargs):
     engine = TorchEngine(sharpened(CONFIG), TOKENS, seed=SEED)  # pyright: ignore[reportArgumentType]
     partner = Scripted(delays)
     groups = engine.play(wanted or requests(), lambda: None, partner)
     return engine, partner, groups
-
-
-@torch.no_grad()
-def by_hand(model: TransformerLM, request: Request, response: int) -> dict[str, list]:
-    """Sample an episode with one full forward pass per token, as a reference."""
-    draws = torch.from_numpy(
-        uniforms(SEED, "train", request.prompt_index, response, LIMITS.max_new_tokens)
-    )
-    ids: list[int] = []
-    mask: list[bool] = []
-    log_probs: list[float] = []
-    turn, action = 0, []
-    while len(ids) < LIMITS.max_new_tokens:
-        logits = model(torch.tensor([[*request.prompt_ids, *ids]]))[:, -1]
-        token, log_prob = draw_tokens(logits, draws[len(ids)][None], 1.0)
-        action.append(int(token))
-        ids, mask, log_probs = [*ids, int(token)], [*mask, True], [*log_probs, float(log_prob)]
-        text = b"".join(TOKENS.token_bytes[i] for i in action)
-        if action[-1] != END and not text.endswith(STOP.encode()):
-            continue
-        turn += 1
-        answer = said(action, turn)
-        if not answer:
-            return {"ids": ids, "mask": mask, "log_probs": log_probs, "finished": [True]}
-        if len(ids) + len(answer) >= LIMITS.max_new_tokens:
-            break
-        ids, mask = [*ids, *answer], [*mask, *[False] * len(answer)]
-        log_probs, action = [*log_probs, *[0.0] * len(answer)], []
-    return {"ids": ids, "mask": mask, "log_probs": log_probs, "finished": [False]}
 
 
 @pytest.mark.slow
@@ -116,7 +54,7 @@ def test_an_episode_is_what_a_full_pass_a_token_gives():
     forks = 0
     for request, group in zip(requests(), groups, strict=True):
         for g, ids in enumerate(group.responses()):
-            hand = by_hand(engine.model, request, g)
+            hand = by_hand(engine.model, TOKENS, request, g, seed=SEED)
             length = common_length(ids, hand["ids"])
             assert group.response_mask[g, :length].tolist() == hand["mask"][:length]
             torch.testing.assert_close(
