@@ -386,9 +386,7 @@ def test_a_tool_answers_as_the_template_says(path: str, tools: str, arguments, b
 
 
 def test_an_argument_that_the_template_does_not_use_is_refused(path: str) -> None:
-    with pytest.raises(
-        ValueError, match="model.template_args: the chat template does not use enable_thinking"
-    ):
+    with pytest.raises(ValueError, match="the chat template does not use enable_thinking"):
         chat_of(path, arguments='{"enable_thinking": false}')
 
 

@@ -1,27 +1,33 @@
-"""A thousand episodes as conversations, under a chat template that drops earlier reasoning."""
+"""Many episodes as conversations, under a chat template that drops earlier reasoning."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
+from hf_models import tokenizer as their_tokenizer
+from hf_models import write_hf_model
+
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.engines.engine import Action
-from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.engines.engine import Action, EngineSetup, build_engine
 from grpo_trainable.generator.episodes import EpisodePlayer
+from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.store import save_policy
+from grpo_trainable.models.store import build_policy, save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.protocol.rollout import RolloutGroup, collate
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-GROUPS, GROUP_SIZE, AT_ONCE, TURNS = 125, 8, 25, 3
+GROUP_SIZE, AT_ONCE, TURNS = 8, 25, 3
+# Policies of this package, and families of Hugging Face models -> number of groups.
+GROUPS = {"ours": 125, "llama": 25, "qwen2": 25, "qwen3": 25}
 
 # In an earlier message, the text before the last "|" is reasoning and is left out.
 TEMPLATE = """\
@@ -61,10 +67,26 @@ class Env:
 """.replace("TURNS", str(TURNS))
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> GRPOConfig:
-    (tmp_path / "talk.py").write_text(FILE)
-    (tmp_path / "template.jinja").write_text(TEMPLATE)
+def config_of(directory: Path, kind: str) -> GRPOConfig:
+    (directory / "talk.py").write_text(FILE)
+    (directory / "template.jinja").write_text(TEMPLATE)
+    write_ours(directory / "policy") if kind == "ours" else write_theirs(directory / "policy", kind)
+    return GRPOConfig.from_dict(
+        {
+            "seed": 3,
+            "model": {
+                "path": str(directory / "policy"),
+                "chat_template": str(directory / "template.jinja"),
+            },
+            "task": {"name": f"{directory}/talk.py:Talk"},
+            "env": {"name": f"{directory}/talk.py:Env"},
+            "rollout": {"group_size": GROUP_SIZE, "max_new_tokens": 160, "temperature": 1.0},
+            "eval": {"prompts": 1},
+        }
+    )
+
+
+def write_ours(path: Path) -> None:
     tokenizer = Tokenizer.train(["user: go 12345 of 67890", "assistant: a|b", "aab|ba"] * 20, 290)
     model = TransformerLM(
         ModelConfig(
@@ -76,34 +98,41 @@ def config(tmp_path: Path) -> GRPOConfig:
             d_ff=16,
         )
     )
-    likely = [tokenizer.eos_id, *tokenizer.encode("|"), *tokenizer.encode("a")]
-    with torch.no_grad():  # make "|" and the end of a message likely
+    with torch.no_grad():
         model.embedding.weight.mul_(3)
         model.embedding.weight[:] += 0.5 * torch.randn(16, generator=_generator())
-        model.embedding.weight[likely] *= 3
-    save_policy(tmp_path / "policy", model, tokenizer, torch.float32)
-    return GRPOConfig.from_dict(
-        {
-            "model": {
-                "path": str(tmp_path / "policy"),
-                "chat_template": str(tmp_path / "template.jinja"),
-            },
-            "task": {"name": f"{tmp_path}/talk.py:Talk"},
-            "env": {"name": f"{tmp_path}/talk.py:Env"},
-            "rollout": {"group_size": GROUP_SIZE, "max_new_tokens": 160, "temperature": 1.0},
-            "eval": {"prompts": 1},
-        }
-    )
+        model.embedding.weight[_likely(tokenizer)] *= 3
+    save_policy(path, model, tokenizer, torch.float32)
+
+
+def write_theirs(path: Path, family: str) -> None:
+    import transformers
+
+    write_hf_model(path, family, max_position_embeddings=256)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path)
+    ids = torch.randint(0, 290, (20, 100), generator=_generator())
+    with torch.no_grad():
+        mean = model.model(ids).last_hidden_state.mean((0, 1))
+        # This raises the logits of these tokens by 3 on average.
+        model.lm_head.weight[_likely(their_tokenizer())] += 3 * mean / mean.square().sum()
+    model.save_pretrained(path)
+
+
+def _likely(tokenizer: Tokenizer) -> list[int]:
+    """Return ids that the policies often sample: "|", "a" and the end of a message."""
+    return [tokenizer.eos_id, *tokenizer.encode("|"), *tokenizer.encode("a")]
 
 
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-class Overheard(TorchEngine):
+class Overheard:
     """An engine that keeps every action as it was sampled."""
 
-    actions: list[tuple[int, Action]]
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.actions: list[tuple[int, Action]] = []
 
     def play(self, requests, between_tokens, partner):
         act = partner.act
@@ -113,7 +142,7 @@ class Overheard(TorchEngine):
             act(action)
 
         partner.act = overheard
-        return super().play(requests, between_tokens, partner)
+        return self._engine.play(requests, between_tokens, partner)
 
 
 def by_hand(
@@ -150,19 +179,17 @@ def rendered_anew(tokenizer: Tokenizer, prompts: Prompts, group: RolloutGroup, s
 
 
 @pytest.mark.slow
-def test_nothing_is_tokenised_again_in_a_thousand_episodes(config: GRPOConfig) -> None:
-    tokenizer = Tokenizer.load(Path(str(config.model.path)) / "tokenizer.json")
-    from grpo_trainable.models.store import build_policy
-
-    model, _ = build_policy(config.model, 0)
-    assert isinstance(model, TransformerLM)
-    engine = Overheard(model, tokenizer, seed=3)
-    engine.actions = []
+@pytest.mark.parametrize("kind", GROUPS)
+def test_nothing_is_tokenised_again_in_many_episodes(tmp_path: Path, kind: str) -> None:
+    config, count = config_of(tmp_path, kind), GROUPS[kind]
+    tokenizer = policy_tokenizer(config.model)
+    setup = EngineSetup(config=config, tokenizer=tokenizer, device=torch.device("cpu"))
+    engine = Overheard(build_engine(setup))
     prompts = Prompts(config, build_task(config), tokenizer)
     player = EpisodePlayer(config.env, prompts, tokenizer)
     groups: list[RolloutGroup] = []
     try:
-        for first in range(0, GROUPS, AT_ONCE):
+        for first in range(0, count, AT_ONCE):
             wanted = [prompts.request("train", i) for i in range(first, first + AT_ONCE)]
             groups += player.play(engine, wanted, lambda: None)[0]
     finally:
@@ -188,14 +215,15 @@ def test_nothing_is_tokenised_again_in_a_thousand_episodes(config: GRPOConfig) -
                 said = [tokenizer.decode(action.ids) for action in actions]
                 anew = rendered_anew(tokenizer, prompts, group, said)
                 otherwise += [*group.prompt_ids.tolist(), *found[:-1]] != anew
-    assert len(groups) * GROUP_SIZE == 1000
+    assert len(groups) * GROUP_SIZE >= 200
     assert retokenised == 0
-    assert whole > 300
-    # More than 100 conversations would have different tokens if they were rendered again. So the
-    # test would notice if the player did this.
-    assert otherwise > 100
+    assert whole > 0.3 * count * GROUP_SIZE
+    # Many conversations would have different tokens if they were rendered again. So the test would
+    # notice if the player did this.
+    assert otherwise > 0.1 * count * GROUP_SIZE
 
-    batch = collate(groups, [torch.zeros(GROUP_SIZE)] * GROUPS, tokenizer.pad_id)
+    model, _ = build_policy(config.model, config.seed)
+    batch = collate(groups, [torch.zeros(GROUP_SIZE)] * count, tokenizer.pad_id)
     with torch.no_grad():
         for rows in torch.arange(batch.num_rows).split(50):
             part = batch.select(rows)

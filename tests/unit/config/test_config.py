@@ -89,6 +89,7 @@ DEFAULTS = {
         "env": None,
         "chat_template": "off",
         "system": None,
+        "template_args": None,
         "dtype": "float32",
         "head_fp32": True,
         "sampler_dtype": "float32",
@@ -136,6 +137,7 @@ DEFAULTS = {
     },
     "env": {
         "name": "off",
+        "role": "user",
         "allow_unsafe": False,
         "max_turns": 8,
         "discount": 1.0,
@@ -297,6 +299,7 @@ valid_values = {
     "rollout.stop": st.none() | st.lists(st.sampled_from(["</answer>", "\n\n", "é"])).map(tuple),
     "model.chat_template": st.sampled_from(["off", "on", "/mine.jinja"]),
     "model.system": st.none() | st.just("Be brief."),
+    "model.template_args": st.none() | st.just('{"enable_thinking": false}'),
     "loss.clip": st.floats(0.01, 0.99),
     "loss.kl_monitor_responses": st.just("all") | st.integers(2, 999),
     "loss.clip_high": st.none() | st.floats(0.01, 10),
@@ -955,12 +958,12 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         (
             nested(env__name="my:Env", engine="vllm", placement="disaggregated"),
             "engine=vllm: cannot add the answers of an environment to a response; env.name=my:Env "
-            "needs engine=torch",
+            "needs engine=torch or hf",
         ),
         (
             nested(env__name="my:Env", engine="my:Engine"),
             "engine=my:Engine: cannot add the answers of an environment to a response; "
-            "env.name=my:Env needs engine=torch",
+            "env.name=my:Env needs engine=torch or hf",
         ),
         (
             nested(env__name="guess", loss__advantage="vine"),

@@ -80,6 +80,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         "model.chat_template=on or a file",
         {"model.chat_template": "on"},
     ),
+    "model.template_args": (
+        '{"enable_thinking": false}',
+        {},
+        "model.chat_template=off",
+        "model.chat_template=on or a file",
+        {"model.chat_template": "on"},
+    ),
     **{
         f"model.{name}": (
             value,
@@ -223,6 +230,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             ("patience_s", 0.0),
         )
     },
+    "env.role": (
+        "tool",
+        PLAYED,
+        "model.chat_template=off",
+        "model.chat_template=on or a file",
+        {**PLAYED, "model.chat_template": "on"},
+    ),
     "env.allow_unsafe": (True, PLAYED, "env.name=my:Env", "env.name=python", PYTHON),
     "task.mix": (
         '{"keyword": {"name": "keyword", "weight": 1}}',
