@@ -70,8 +70,8 @@ def trial_config(**values: Any) -> dict[str, Any]:
     }
     for name, value in values.items():
         data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
-    if "reward" in data["task"]:
-        del data["task"]["match"]  # only the task's own reward reads this setting
+    if "reward" in data["task"] or "name" in data["task"]:
+        del data["task"]["match"]  # only the reward of the task `keyword` reads this setting
     return data
 
 

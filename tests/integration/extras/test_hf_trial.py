@@ -32,11 +32,53 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{file}:score"
 
 
+TALK = """
+from grpo_trainable.environments import Turn
+from grpo_trainable.tasks import Example
+
+
+class Talk:
+    stop = ("e", "a")
+
+    def __init__(self, seed):
+        pass
+
+    def train_example(self, prompt_index):
+        return Example(f"go {prompt_index}", prompt_index)
+
+    def eval_examples(self, count):
+        return [self.train_example(index) for index in range(count)]
+
+
+class Env:
+    def reset(self, spec):
+        self.turns = 0
+        return f"go {spec}"
+
+    def step(self, action):
+        self.turns += 1
+        return Turn(f"{len(action)} of 9", len(set(action)) / 9 - len(action) / 20, self.turns == 3)
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return settings of episodes with three turns."""
+    file = tmp_path_factory.mktemp("talk") / "talk.py"
+    file.write_text(TALK)
+    env = {"name": f"{file}:Env", "patience_s": 60.0}
+    return {"task": {"name": f"{file}:Talk"}, "env": env, "rollout": {"max_new_tokens": 40}}
+
+
 def hf_config(path: str, reward: str, **values: Any) -> dict[str, Any]:
     sampling = {"prompts": 4, "unit_prompts": 2, "group_size": 4, "max_new_tokens": 16}
     model = {"path": path, **values.pop("model", {})}
     sampling |= values.pop("rollout", {})
-    return trial_config(rollout=sampling, model=model, task={"reward": reward}, **values)
+    task = values.pop("task", {"reward": reward})
+    return trial_config(rollout=sampling, model=model, task=task, **values)
 
 
 GAE = {"type": "ppo", "advantage": "gae"}
@@ -54,6 +96,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "critic-bfloat16": {"model": {"dtype": "bfloat16"}, "loss": GAE, "critic": {"body": "own"}},
     "critic-adapters": {"model": {"lora_rank": 4}, "loss": GAE, "critic": {"body": "own"}},
     "critic-on-adapters": {"model": {"lora_rank": 4}, "loss": GAE, "critic": {"body": "shared"}},
+    "episodes": {},
     "vine": {"loss": {"type": "ppo", "advantage": "vine"}, "vine": {"samples": 2}},
     "interrupted": {
         "rollout": INTERRUPTED,
@@ -70,12 +113,14 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
     trainable: Callable[[dict[str, Any]], Any],
     model_path: str,
     reward: str,
+    episodes: dict[str, Any],
     tmp_path: Path,
     settings: str,
 ) -> None:
     if "adapters" in settings:
         pytest.importorskip("peft")
-    config = hf_config(model_path, reward, **SETTINGS[settings])
+    own = episodes if settings == "episodes" else SETTINGS[settings]
+    config = hf_config(model_path, reward, **own)
     whole = begun(config)
     rows = [whole.step() for _ in range(2)]
     whole.save_checkpoint(str(tmp_path / "half"))
@@ -87,6 +132,8 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
     assert all(row["loss/ratio_max"] == pytest.approx(1.0, abs=rounding) for row in fresh)
     if settings == "interrupted":
         assert any(0 < row["response/interrupted_fraction"] < 1 for row in rows)
+    if settings == "episodes":
+        assert all(1 < row["response/turns_mean"] <= 3 for row in rows)
     assert all(row["response/truncated_fraction"] <= 1 for row in rows)
 
     begin = trainable if settings == "whole" else begun  # in new processes or in reused ones
@@ -105,13 +152,20 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
     assert any(not torch.equal(tensor, end.policy[name]) for name, tensor in before.items())
 
 
-@pytest.mark.parametrize("rollout", [{}, INTERRUPTED], ids=["whole", "interrupted"])
+@pytest.mark.parametrize("kind", ["whole", "interrupted", "episodes"])
 def test_weights_arrive_between_two_tokens(
-    begun: Callable[[dict[str, Any]], Any], model_path: str, reward: str, rollout: dict[str, Any]
+    begun: Callable[[dict[str, Any]], Any],
+    model_path: str,
+    reward: str,
+    episodes: dict[str, Any],
+    kind: str,
 ) -> None:
-    settings = {"lag": 1, "weight_update": "in_flight", "rounds": 6, "rollout": rollout}
+    own = {"whole": {}, "interrupted": {"rollout": INTERRUPTED}, "episodes": episodes}[kind]
+    settings = {"lag": 1, "weight_update": "in_flight", "rounds": 6, **own}
     running = begun(hf_config(model_path, reward, **settings))
     rows = [running.step() for _ in range(4)]
-    assert all(("response/interrupted_fraction" in row) == bool(rollout) for row in rows)
+    interrupted, played = kind == "interrupted", kind == "episodes"
+    assert all(("response/interrupted_fraction" in row) == interrupted for row in rows)
+    assert all(("response/turns_mean" in row) == played for row in rows)
     assert max(row["lag/max"] for row in rows) == 1
     assert all(row["count/dropped"] == 0 for row in rows)
