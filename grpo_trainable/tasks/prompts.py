@@ -138,7 +138,8 @@ class Prompts:
     def reply(self, text: str, action: Sequence[int]) -> tuple[int, ...]:
         """Encode an environment's answer to an action.
 
-        Only `text` is encoded. The sampled ids stay as they are.
+        Only `text` is encoded. The sampled ids stay as they are. In a conversation, a newline at
+        the end of `text` is dropped, as it is at the end of a prompt.
 
         Args:
             text: The text that the policy reads next.
@@ -146,7 +147,9 @@ class Prompts:
         """
         if self._chat is None:
             return tuple(self._tokenizer.encode(text))
-        return tuple(self._chat.encode_reply(text, action, role=self._role, system=self._system))
+        text = text.removesuffix("\n")
+        ids = self._chat.encode_reply(text, action, role=self._role, system=self._system)
+        return tuple(ids)
 
     def ground_truth(self, stream: str, example: int) -> JSONValue:
         """Return the true answer of an example."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,20 +156,23 @@ class ChatTemplate:
             system: Text of the system message at the beginning of the conversation, if any.
 
         Raises:
-            ValueError: The template rejects the conversation, renders earlier text differently
-                after a reply, or renders a reply differently in a later turn. The message is one
-                line.
+            ValueError: The template rejects the conversation, drops the reply, renders earlier text
+                differently after a reply, or renders a reply differently in a later turn. The
+                message is one line.
         """
-        said = "".join(_unused_characters(system or ""))
-        opening, reply = _opening(system), {"role": role, "content": "!"}
-        turn = [_says(said), reply]
-        whole = self.render([*opening, *turn])
-        rest = _after(said, whole)
-        begin = self._rendered(opening, begins_response=False)
-        close = _after(said, self._rendered([*opening, _says(said)], begins_response=False))
-        later = _after(said, self.render([*opening, *turn, *turn]))
-        only_adds = whole.startswith(begin) and rest.startswith(close) and later == rest
-        if not only_adds:
+        before, after = _unused_characters(system or "")
+        said, reply = f"{before}{after}", f"{after}{before}"
+        asked = _opening(system)
+        answered = [*asked, _says(said), {"role": role, "content": reply}]
+        whole = self.render([*answered, *answered[-2:]])
+        rest = _after(said, self.render(answered))
+        if reply not in rest:
+            raise ValueError(
+                f"model.chat_template: the template drops messages with the role {role}; set "
+                "env.role, or change a copy of the template (docs/howto/env.md)"
+            )
+        begins = all(whole.startswith(self._settled(part)) for part in (asked, answered))
+        if not begins or _after(said, whole) != rest:
             raise ValueError(
                 f"model.chat_template: after a message with the role {role}, the template renders "
                 "earlier messages differently, so the answers of an environment cannot be added "
@@ -179,6 +183,15 @@ class ChatTemplate:
                 "model.chat_template: the tokenizer encodes text differently next to a special "
                 "token, so the answers of an environment cannot be encoded separately"
             )
+
+    def _settled(self, messages: Messages) -> str:
+        """Return the text of a conversation without the end that depends on what follows.
+
+        A template may end the last message differently, or begin the response after it.
+        """
+        return commonprefix(
+            [self._rendered(messages, begins_response=begins) for begins in (True, False)]
+        )
 
     def _marked(self, content: str, before: str, after: str) -> str:
         """Put a mark before and after every special token that a message spells out."""

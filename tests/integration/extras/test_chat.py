@@ -430,6 +430,31 @@ def test_a_template_whose_replies_change_earlier_text_is_refused(
         chat.check_replies("user", "Be brief.")
 
 
+# The first ends a conversation with a token if nothing follows, as the template of Phi-3 does. The
+# second ignores `add_generation_prompt`.
+ADDING = (
+    "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    "{{ 'assistant:' if add_generation_prompt else '<|endoftext|>' }}",
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("template", ADDING)
+def test_a_conversation_may_end_otherwise_than_it_goes_on(path: str, tmp_path: Path, template):
+    (tmp_path / "adding.jinja").write_text(template)
+    chat_of(path, str(tmp_path / "adding.jinja")).check_replies("tool", "Be brief.")
+
+
+def test_a_template_that_drops_a_tool_is_refused(path: str, tmp_path: Path) -> None:
+    (tmp_path / "deaf.jinja").write_text(
+        "{% for m in messages if m.role != 'tool' %}{{ m.content }}\n{% endfor %}"
+    )
+    chat = chat_of(path, str(tmp_path / "deaf.jinja"))
+    chat.check_replies("user")
+    with pytest.raises(ValueError, match="the template drops messages with the role tool; set env"):
+        chat.check_replies("tool")
+
+
 def test_a_template_that_refuses_a_tool_is_refused(path: str, tmp_path: Path) -> None:
     (tmp_path / "no_tool.jinja").write_text(
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
