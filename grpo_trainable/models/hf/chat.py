@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +170,7 @@ class ChatTemplate:
                 f"model.chat_template: the template drops messages with the role {role}; set "
                 "env.role, or change a copy of the template (docs/howto/env.md)"
             )
-        begins = all(whole.startswith(self._settled(part)) for part in (asked, answered))
+        begins = self._begins(asked, whole) and self._begins(answered, whole)
         if not begins or _after(said, whole) != rest:
             raise ValueError(
                 f"model.chat_template: after a message with the role {role}, the template renders "
@@ -184,14 +183,14 @@ class ChatTemplate:
                 "token, so the answers of an environment cannot be encoded separately"
             )
 
-    def _settled(self, messages: Messages) -> str:
-        """Return the text of a conversation without the end that depends on what follows.
+    def _begins(self, messages: Messages, whole: str) -> bool:
+        """Return True if the text of a conversation begins the text `whole` of a longer one.
 
-        A template may end the last message differently, or begin the response after it.
+        Some templates end a conversation differently if nothing follows, and some begin a response
+        differently from the messages that the model wrote before. So either end may be absent.
         """
-        return commonprefix(
-            [self._rendered(messages, begins_response=begins) for begins in (True, False)]
-        )
+        renderings = (self._rendered(messages, begins_response=begins) for begins in (True, False))
+        return any(map(whole.startswith, renderings))
 
     def _marked(self, content: str, before: str, after: str) -> str:
         """Put a mark before and after every special token that a message spells out."""

@@ -433,7 +433,7 @@ def test_a_template_whose_replies_change_earlier_text_is_refused(
 # The first ends a conversation with a token if nothing follows, as the template of Phi-3 does. The
 # second ignores `add_generation_prompt`.
 ADDING = (
-    "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}"
     "{{ 'assistant:' if add_generation_prompt else '<|endoftext|>' }}",
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
 )
