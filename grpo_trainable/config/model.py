@@ -112,7 +112,7 @@ class ModelSettings(Settings):
     template_args: str | None = text(
         None,
         "Arguments of the chat template, as JSON. The model's template defines their names.",
-        expected='none or a JSON object of arguments, such as {"enable_thinking": false}',
+        expected='a JSON object of arguments, such as {"enable_thinking": false}',
         valid=_are_arguments,
         read_if=CHAT,
         also_called=(
