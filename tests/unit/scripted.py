@@ -76,7 +76,8 @@ def by_hand(
         token, log_prob = draw_tokens(logits, draws[len(ids)][None], limits.temperature)
         action.append(int(token))
         ids, mask, log_probs = [*ids, int(token)], [*mask, True], [*log_probs, float(log_prob)]
-        text = b"".join(tokenizer.token_bytes[i] for i in action)
+        # A head may have more rows than the tokenizer has tokens.
+        text = b"".join(piece for i in action for piece in tokenizer.token_bytes[i : i + 1])
         stopped = any(string.encode() in text for string in limits.stop_strings)
         if action[-1] not in limits.end_ids and not stopped:
             continue

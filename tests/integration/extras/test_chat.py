@@ -265,7 +265,7 @@ def test_the_file_of_a_template_is_an_input_of_the_trial(path, tmp_path, monkeyp
         ({"chat_template": ""}, "must be one of off, on, or the path of a jinja file"),
         ({"system": "Be brief."}, "has no effect with model.chat_template=off; needs model"),
         ({"chat_template": "on", "system": " "}, "must be none or text that is not blank"),
-        ({"template_args": "{}"}, "has no effect with model.chat_template=off; needs model"),
+        ({"template_args": '{"a": 1}'}, "has no effect with model.chat_template=off; needs model"),
         *(
             (
                 {"chat_template": "on", "template_args": text},
@@ -462,7 +462,7 @@ def test_a_template_that_refuses_a_tool_is_refused(path: str, tmp_path: Path) ->
     )
     chat = chat_of(path, str(tmp_path / "no_tool.jinja"))
     chat.check_replies("user")
-    with pytest.raises(ValueError, match="cannot render a prompt: no tools"):
+    with pytest.raises(ValueError, match="cannot render a prompt: .*no tools"):
         chat.check_replies("tool")
 
 

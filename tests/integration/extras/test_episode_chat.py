@@ -113,8 +113,8 @@ def write_theirs(path: Path, family: str) -> None:
     ids = torch.randint(0, 290, (20, 100), generator=_generator())
     with torch.no_grad():
         mean = model.model(ids).last_hidden_state.mean((0, 1))
-        # This raises the logits of these tokens by 3 on average.
-        model.lm_head.weight[_likely(their_tokenizer())] += 3 * mean / mean.square().sum()
+        # This raises the logits of these tokens by 4 on average.
+        model.lm_head.weight[_likely(their_tokenizer())] += 4 * mean / mean.square().sum()
     model.save_pretrained(path)
 
 
