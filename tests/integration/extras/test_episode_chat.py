@@ -112,9 +112,10 @@ def write_theirs(path: Path, family: str) -> None:
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(path)
     ids = torch.randint(0, 290, (20, 100), generator=_generator())
     with torch.no_grad():
-        mean = model.model(ids).last_hidden_state.mean((0, 1))
-        # This raises the logits of these tokens by 4 on average.
-        model.lm_head.weight[_likely(their_tokenizer())] += 4 * mean / mean.square().sum()
+        hidden = model.model(ids).last_hidden_state.flatten(0, 1)
+        # This raises the logits of these tokens by about 4 in any context.
+        raised = torch.linalg.lstsq(hidden, torch.full((len(hidden), 1), 4.0)).solution[:, 0]
+        model.lm_head.weight[_likely(their_tokenizer())] += raised
     model.save_pretrained(path)
 
 
