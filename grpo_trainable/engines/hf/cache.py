@@ -98,7 +98,7 @@ def episode_cache(config: PreTrainedConfig, columns: int, places: Places) -> Dyn
             "episodes need a cache that keeps every token, but a layer of this model has a "
             f"{type(others[0]).__name__}"
         )
-    cache.layers = [EpisodeLayer(columns, places) for _ in cache.layers]
+    cache.layers[:] = [EpisodeLayer(columns, places) for _ in cache.layers]
     return cache
 
 

@@ -33,7 +33,6 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 TALK = """
-from grpo_trainable.environments import Turn
 from grpo_trainable.tasks import Example
 
 
@@ -48,6 +47,10 @@ class Talk:
 
     def eval_examples(self, count):
         return [self.train_example(index) for index in range(count)]
+"""
+# The processes of environments start faster without the imports of a task.
+ENV = """
+from grpo_trainable.environments import Turn
 
 
 class Env:
@@ -67,10 +70,14 @@ class Env:
 @pytest.fixture(scope="module")
 def episodes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return settings of episodes with three turns."""
-    file = tmp_path_factory.mktemp("talk") / "talk.py"
-    file.write_text(TALK)
-    env = {"name": f"{file}:Env", "patience_s": 60.0}
-    return {"task": {"name": f"{file}:Talk"}, "env": env, "rollout": {"max_new_tokens": 40}}
+    directory = tmp_path_factory.mktemp("talk")
+    (directory / "talk.py").write_text(TALK)
+    (directory / "env.py").write_text(ENV)
+    return {
+        "task": {"name": f"{directory}/talk.py:Talk"},
+        "env": {"name": f"{directory}/env.py:Env", "patience_s": 60.0},
+        "rollout": {"max_new_tokens": 40},
+    }
 
 
 def hf_config(path: str, reward: str, **values: Any) -> dict[str, Any]:
