@@ -479,3 +479,15 @@ def test_replies_are_checked_before_anything_starts(path: str, tmp_path: Path) -
     config = GRPOConfig.from_dict({"model": model, "task": {"name": "guess"}})
     with pytest.raises(ValueError, match="after a message with the role user"):
         Prompts(config, build_task(config), read_tokenizer(path))
+
+
+def test_a_newline_at_the_end_of_an_answer_is_dropped(path: str, tmp_path: Path) -> None:
+    (tmp_path / "plain.jinja").write_text(ADDING[1])
+    model = {"path": path, "chat_template": str(tmp_path / "plain.jinja")}
+    config = GRPOConfig.from_dict({"model": model, "task": {"name": "guess"}})
+    tokenizer = read_tokenizer(path)
+    prompts = Prompts(config, build_task(config), tokenizer)
+    newline = tokenizer.encode("\n")
+    said = (*newline, *tokenizer.encode("user: larger\n"))
+    assert tokenizer.decode(said) == tokenizer.decode(prompts.reply("larger\n", []))
+    assert prompts.reply("larger\n", newline) == said[1:]
