@@ -83,8 +83,8 @@ def rloo(rewards: Tensor, *, eps: float) -> Tensor:
 def batch(rewards: Tensor, *, eps: float) -> Tensor:
     """Return (r − mean) / (sample std + eps) over all groups together.
 
-    REINFORCE++ (arXiv 2501.03262). If the batch has a single reward, because the other responses
-    could not be scored, its advantage is 0.
+    REINFORCE++ (arXiv 2501.03262). If the batch has a single reward (because the other
+    responses could not be scored), the advantage of that response is 0.
     """
     if rewards.numel() == 1:
         return torch.zeros_like(rewards)

@@ -104,8 +104,8 @@ def cispo(
     """Compute −sg[min(ρ, 1 + clip_high)]·A·log π per token.
 
     sg (stop-gradient) makes the weight a constant. Only the weight is clipped, so every token keeps
-    a gradient. Tokens whose weight was cut count as clipped. The paper (arXiv 2506.13585) sets no
-    lower bound, so `clip_low` is ignored.
+    a gradient. Tokens with ρ above the bound count as clipped. The paper (arXiv 2506.13585) sets
+    no lower bound, so `clip_low` is ignored.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask).detach()
     weight = ratio.clamp(max=1 + clip_high)

@@ -127,8 +127,9 @@ def weights_bounded(
 ) -> Tensor:
     """Return a mask (B, S) of tokens whose importance weight is cut to the cap or set to 0.
 
-    The result is False off the mask. Both rules change the same tokens, except that only the rule
-    `mask` has a `floor`. For the arguments, see `importance_weight`.
+    The result is False off the mask. The rules `truncate` and `mask` of `importance_weight` change
+    the same tokens, except that only `mask` has a `floor`. For the arguments, see
+    `importance_weight`.
     """
     weight = _unbounded_weight(start_log_probs, behaviour_log_probs, mask, level)
     return _out_of_range(weight, cap, floor) & mask.bool()

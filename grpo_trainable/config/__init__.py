@@ -5,8 +5,8 @@ out of range, settings that contradict each other, and settings that have no eff
 with the others. The error is a one-line `ConfigError`, raised before Ray or any actor starts. All
 other code reads a `GRPOConfig` and never a dict.
 
-This package imports only the standard library, because the launcher reads it before torch and Ray
-load.
+This package imports only the standard library, because the launcher uses it before importing
+torch and Ray.
 """
 
 from grpo_trainable.config.advantage import VineSettings

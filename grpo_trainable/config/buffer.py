@@ -22,8 +22,8 @@ class BufferSettings(Settings):
     sample_batches: int | None = integer(
         None,
         "Number of groups that a gradient step draws, as a multiple of rollout.prompts. `none` "
-        "means 2. With buffer_sampling=mixed, some fresh groups are never used if fresh_fraction "
-        "times sample_batches is below 1.",
+        "means 2. With buffer_sampling=mixed, some groups are never used if fresh_fraction times "
+        "sample_batches is below 1.",
         minimum=1,
         read_if=REPLAY,
         harmless=(1,),

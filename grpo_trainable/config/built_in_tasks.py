@@ -85,14 +85,14 @@ class PromptFileSettings(Settings):
     train_file: str | None = path(
         None,
         f"Training prompts, in one of the task's formats (docs/howto): {_DATA}. Without eval_file, "
-        "a fifth of the prompts are held out. A hash of each prompt decides which.",
+        "a fifth of the prompts are held out, chosen by a hash of each prompt.",
         read_if=_FROM_FILES,
         also_called=(verl("data.train_files", _DATA),),
     )
     eval_file: str | None = path(
         None,
         f"Held-out prompts: {_DATA}. All prompts in the file are held out. Without train_file, "
-        "training uses the prompts that ship with the task. The task `code` ships none.",
+        "training uses the prompts that ship with the task. No prompts ship with the task `code`.",
         read_if=_FROM_FILES,
         also_called=(verl("data.val_files", _DATA),),
     )

@@ -70,7 +70,7 @@ def by_model(
         value: Function of the model's `ModelFacts` and the values of `keys`. Returns None if the
             default does not apply.
         keys: Settings that the default also depends on.
-        told: The default in words, for the reference of all keys.
+        told: The default in words, for the reference page of all keys.
     """
 
     def of_model(facts: Any, *values: Any) -> Any:
@@ -87,7 +87,7 @@ def by_gpu(because: str, value: Any, *, told: str) -> DefaultBy:
     Args:
         because: The reason, which `--dry-run` shows.
         value: The default.
-        told: The default in words, for the reference of all keys.
+        told: The default in words, for the reference page of all keys.
     """
     return DefaultBy(
         keys=TRAINING_GPUS,

@@ -1,4 +1,4 @@
-"""The reference of all keys, as docs/config.md and as text for a terminal."""
+"""The reference for all keys, as docs/config.md and as text for a terminal."""
 
 from __future__ import annotations
 

@@ -30,14 +30,14 @@ class EngineRecord:
     name: str
     build: str  # `module:name` of a function that turns an `EngineSetup` into an `Engine`
     samples: tuple[PolicyKind, ...] = _OF_TEXT
-    # For equal requests, any process on this machine samples the same tokens with the same
-    # log-probs, bit for bit. Without this promise, a resumed run differs from an
-    # uninterrupted run.
+    # True: for equal requests, any process on this machine samples the same tokens with the same
+    # log-probs, bit for bit. False: a resumed run may differ from an uninterrupted run.
     same_bits: bool = False
     # Largest difference, in nats, between the engine's log-prob of a token and the log-prob that
     # the learner computes from float32 weights. None: unknown.
     log_prob_error: float | None = None
-    compared: bool = False  # True: compares its log-probs with the learner's at the start
+    # True: at the start of a trial, its log-probs are compared with the learner's.
+    compared: bool = False
     # Placements that the engine does not support, each with the reason.
     refused_placements: Mapping[str, str] = field(default_factory=dict)
     refuses_two_sided: str = ""  # the reason, if the engine cannot join a collective group

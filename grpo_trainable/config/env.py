@@ -80,7 +80,7 @@ class EnvSettings(Settings):
         1.0,
         "Maximum total time, in seconds, that a call to a generator waits for slow environments "
         "while other episodes of the call could continue. A call that stays below this limit "
-        "gives the same bits when it is repeated.",
+        "gives the same episodes, bit for bit, when it is repeated.",
         minimum=0,
         read_if=_PLAYED,
     )

@@ -45,14 +45,14 @@ def mix_text(entries: Mapping[str, Entry]) -> str:
 
 
 def weights_of(given: Any) -> dict[str, float]:
-    """Return the weight of each label, as given."""
+    """Return the weight of each label, not normalised."""
     return {label: entry["weight"] for label, entry in mix_of(given).items()}
 
 
 def with_absolute_paths(given: Any, settle: Callable[[Entry], Entry]) -> Any:
     """Return the mix with `settle` applied to each entry.
 
-    An invalid mix is returned unchanged, because the check of `task.mix` rejects it later.
+    An invalid mix is returned unchanged, because it is rejected later, when `task.mix` is checked.
 
     Args:
         given: The text of `task.mix`, or an equivalent mapping.

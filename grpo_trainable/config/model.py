@@ -38,7 +38,7 @@ _HUGGING_FACE = given("model.path", "a Hugging Face model")
 _LORA = given("model.lora_rank")
 
 
-# Arguments that the code which renders a template sets.
+# Arguments that this package or transformers passes to every template, so a user cannot set them.
 _ALWAYS_SET = {
     *("conversation", "messages", "chat_template", "tokenize"),
     *("add_generation_prompt", "continue_final_message"),

@@ -44,7 +44,7 @@ class EvalSettings(Settings):
         "Number of held-out prompts in the last evaluation of a trial, by default `eval.prompts`. "
         "More prompts make the final reward more precise, and the other evaluations stay short. "
         "The last evaluation begins with the prompts of the other evaluations. No prompt may occur "
-        "twice in it.",
+        "twice in the last evaluation.",
         minimum=1,
         of_training=True,
     )

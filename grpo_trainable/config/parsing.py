@@ -85,7 +85,7 @@ def parse_assignments(texts: Iterable[str], checks: Mapping[str, Check] = CHECKS
         checks: The checks of the known keys.
 
     Raises:
-        ConfigError: `parse_assignment` refuses an assignment, or a key is given twice.
+        ConfigError: `parse_assignment` rejects an assignment, or a key is given twice.
     """
     given: dict[str, Any] = {}
     for text in texts:
@@ -320,7 +320,7 @@ def _entries(mix: Any) -> dict[str, Entry]:
 class Given:
     """Settings that are given as nested plain data, and the default of each missing key.
 
-    An invalid value counts as not given. The check of its key rejects it later.
+    An invalid value counts as not given. It is rejected later, when its key is checked.
     """
 
     def __init__(self, data: Mapping[str, Any], same_model: Given | None = None) -> None:
@@ -374,9 +374,10 @@ class Given:
         return key.rpartition(".")[2] in self._section_of(key)
 
     def default_of(self, key: str) -> tuple[Any, str] | None:
-        """Return the default that depends on other settings, and the reason (may be empty).
+        """Return the default that other settings give a key, and the reason for it (may be empty).
 
-        The first default that applies counts. If none applies, the key has its general default.
+        If several defaults apply, the first one counts. If none applies, return None: the key then
+        has its general default.
         """
         check = CHECKS[key]
         for default in check.default_by:
@@ -401,7 +402,7 @@ class Given:
 
     @cached_property
     def _tasks(self) -> list[Given]:
-        """One copy of the settings per task of the mix. If there is no mix, only this object."""
+        """One copy of these settings per task of the mix, or only this object if no mix is set."""
         mixed = _entries(self._section_of("task.mix").get("mix")).values()
         alone = [Given({**self._data, "task": entry}, same_model=self) for entry in mixed]
         return alone or [self]

@@ -116,7 +116,7 @@ class ResourceSettings(Settings):
     )
     deadline_s: float = number(
         600.0,
-        "Time limit for calls of actors, in seconds. An actor is considered lost if, after a call, "
+        "Time limit for calls to actors, in seconds. An actor is considered lost if, after a call, "
         "it neither answers nor makes progress for this long. The same limit applies to fetching "
         "an answer from another machine.",
         above=0,

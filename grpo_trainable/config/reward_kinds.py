@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from grpo_trainable.plugins import is_reference
 
 FUNCTION, JUDGE, MODEL = "function", "judge", "model"
-# Kinds of rewards that a path names -> what the path names.
+# Kind of a reward that is read from a path -> placeholder for the path in messages.
 PATHS = {MODEL: "DIRECTORY", JUDGE: "FILE"}
 FORMS = ("module:function", "file.py:function", *(f"{kind}:{PATHS[kind]}" for kind in PATHS))
 EXPECTED = f"{', '.join(FORMS)}, or a JSON list of these"
@@ -69,7 +69,8 @@ def rewards_text(rewards: list[Reward]) -> str:
 def must_be_named(value: Any) -> list[str]:
     """Return the rewards in a value of `task.reward` that a checkpoint alone must not choose.
 
-    These rewards run code of the user, or send responses and an API key to a service.
+    A checkpoint may be untrusted. These rewards run a function of a Python file or module, or send
+    responses and an API key to a service.
     """
     return [one.source for one in rewards_of(value) if one.kind in (FUNCTION, JUDGE)]
 
@@ -84,10 +85,10 @@ def with_absolute_sources(
 ) -> Any:
     """Return the value of `task.reward` with absolute paths.
 
-    An invalid value is returned unchanged, because the check of `task.reward` rejects it later.
+    An invalid value is returned unchanged. It is rejected later, when `task.reward` is checked.
 
     Args:
-        value: A value as `rewards_of` accepts it.
+        value: A value in a form that `rewards_of` accepts.
         of_function: Makes the file in a reference to a function absolute.
         of_path: Makes a path absolute.
     """

@@ -40,7 +40,8 @@ def _default_max_new_tokens(model: ModelFacts, tasks: frozenset[str]) -> int | N
 
 
 def _is_stop(text: str) -> bool:
-    # U+FFFD replaces bytes that do not decode to text. Half a surrogate pair is not a character.
+    # U+FFFD stands for bytes that are not text, and half a surrogate pair is not a character. So
+    # neither can be part of a stop string.
     return bool(text) and not re.search("[\0\ufffd\ud800-\udfff]", text)
 
 
@@ -67,7 +68,7 @@ class RolloutSettings(Settings):
     )
     unit_prompts: int | None = integer(
         None,
-        "Number of prompts in one call of a generator. `none` divides the prompts of each round "
+        "Number of prompts in one call to a generator. `none` divides the prompts of each round "
         "evenly among the generators.",
         minimum=1,
     )
@@ -154,7 +155,7 @@ class RolloutSettings(Settings):
         "Treatment of prompts that hold up a round after the other generators have sampled every "
         "prompt that `lag` allows: wait for their responses (wait), discard the incomplete "
         "responses and train on other prompts (drop), or discard them and sample the prompts again "
-        "later (requeue). A prompt that is sampled again is waited for.",
+        "later (requeue). A round waits for every prompt that is sampled again.",
         read_if=(
             at_least("lag", 1),
             one_of("lag_mode", "bounded"),
@@ -314,7 +315,7 @@ def _length_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         (rollout.slots or 0) >= schedule.most_rows(config),
         "rollout.slots",
-        f"must be < {schedule.most_rows(config)}, the number of responses in the largest call of "
+        f"must be < {schedule.most_rows(config)}, the number of responses in the largest call to "
         "a generator: otherwise no response would wait; set rollout.slots to none to decode all "
         "responses together",
     )
@@ -362,6 +363,6 @@ def _straggler_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         stragglers != "wait" and chunks < generators,
         "rollout.stragglers",
-        f"must be wait if a round has fewer chunks ({chunks}) than there are generators "
+        f"must be wait if a round has fewer chunks of prompts ({chunks}) than there are generators "
         f"({generators}); lower rollout.unit_prompts",
     )

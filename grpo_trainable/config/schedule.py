@@ -24,7 +24,7 @@ def responses_per_round(config: Config) -> int:
 
 
 def max_age(config: Config) -> int:
-    """Return the maximum number of rounds by which a trained group may lag behind the learner."""
+    """Return the maximum number of rounds by which a group may be behind when it is trained on."""
     given = config.buffer.max_age
     return config.lag + config.buffer_capacity - 1 if given is None else given
 
@@ -81,7 +81,7 @@ def most_drawn(config: Config) -> int:
 
 
 def most_prompts(config: Config) -> int:
-    """Return the largest number of prompts that a trial draws, counting each request."""
+    """Return the largest number of prompts that a trial requests, counting repeated requests."""
     return config.rounds * batches_per_round(config) * most_drawn(config) + most_given_up(config)
 
 

@@ -119,8 +119,8 @@ class TrialSettings(Settings):
         ("bounded", "exact"),
         "Meaning of `lag`. With `bounded`, generators run ahead of the learner, and a group is at "
         "most `lag` rounds behind. With `exact`, sampling and training take turns, and every group "
-        "waits until it is exactly `lag` rounds behind. The first `lag` rounds train on groups of "
-        "the initial weights.",
+        "waits until it is exactly `lag` rounds behind. The first `lag` rounds train on groups "
+        "that the initial weights sampled.",
     )
     weight_update: str = choice(
         ("between_batches", "interrupt_recompute", "in_flight"),
@@ -223,7 +223,7 @@ def of_other_placement(key: str, placement: str) -> bool:
     )
 
 
-# Names of our settings in TRL and verl, keyed by their spelling there.
+# The names that our settings have in TRL and in verl, keyed by the library's spelling.
 TRL, VERL = by_name(name.of(key) for key, check in CHECKS.items() for name in check.also_called)
 
 

@@ -42,7 +42,7 @@ from grpo_trainable.config.values import (
 from grpo_trainable.plugins import is_reference
 
 MAX_WEIGHT = 1e6  # largest weight of a part of the reward
-CODE_DEADLINE_S = 6  # the sandbox ends a program that sleeps after 3 s
+CODE_DEADLINE_S = 6  # the sandbox needs 3 s to end a program that only sleeps
 PARTS = ("format", "answer")  # the parts of the rewards of built-in tasks with text
 
 
@@ -66,7 +66,7 @@ SCORED_APART = Condition(
     "task.equality=math_verify",
     holds=scored_apart,
 )
-# Environments of tasks with text (`env.name`) also run in processes of their own.
+# Environments of tasks with text (`env.name`) also run in separate processes.
 PROCESSES_OF_ITS_OWN = Condition(
     keys=("env.name", *SCORED_APART.keys),
     needs=f"an env.name other than off, {SCORED_APART.needs}",

@@ -31,7 +31,7 @@ class Transport:
     `grpo_trainable.protocol.weight_transfer` defines the interfaces of the sender and the receiver.
     For each of the two, the record contains the callable that creates it, or the callable's name as
     `module:name`. The callable runs in the process that uses the sender or receiver. The callable
-    for the sender has no arguments. The callable for the receiver has two arguments: `deadline_s`,
+    for the sender takes no arguments. The callable for the receiver takes two: `deadline_s`,
     the number of seconds within which weights must arrive, and `device` ("cpu" or "cuda"), on which
     the receiver's generator computes.
     """
@@ -49,8 +49,8 @@ class Transport:
     gpus: GPUs = "any"
     one_machine: bool = False  # True: all actors must be on one machine
     # True: snapshots are sent to other machines in parts. In this case, the callable for the sender
-    # has an argument: the number of other machines that fetch snapshots. The callable for the
-    # receiver has a third argument, in [0, 1): the part to begin with, as a share of all parts.
+    # takes one argument: the number of other machines that fetch snapshots. The callable for the
+    # receiver takes a third argument, in [0, 1): the part to begin with, as a share of all parts.
     in_parts: bool = False
     tensor_transport: bool = False  # True: Ray must know the transport when it starts an actor
     start: str | Callable[[], None] | None = None  # called in each actor's process before training
@@ -128,7 +128,7 @@ def _no_memfd() -> str | None:
 
 
 def _no_nixl() -> str | None:
-    # Ray without this function keeps the registrations of memory that has been freed.
+    # Without `deregister_nixl_memory`, Ray keeps the registrations of memory that has been freed.
     too_old = load("transport", "grpo_trainable.storage.ray_private:too_old_for")
     return missing_library("nixl", INSTALL_NIXL) or too_old("deregister_nixl_memory")
 

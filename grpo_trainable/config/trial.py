@@ -177,7 +177,7 @@ class GRPOConfig(TrialSettings):
         """For each label of the mix, the config of a trial with only that task.
 
         Raises:
-            ConfigError: Such a trial is invalid.
+            ConfigError: One of these configs is invalid.
         """
         return {label: self._part(label, entry) for label, entry in mix_of(self.task.mix).items()}
 
@@ -293,7 +293,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """Number of tokens before the length limit, for the penalty or an interruption."""
+        """Tokens left before the length limit when a penalty or an interruption begins."""
         return self.effective("rollout.overlong_buffer")
 
     @property

@@ -40,11 +40,11 @@ class Check:
 
     default: Any
     meaning: str  # whole sentences, in one line
-    expected: str  # completes "must be …"
+    expected: str  # the valid values in words, to follow "must be"
     convert: Callable[[Any], Any]  # returns the stored value; raises ValueError or TypeError
-    type: str  # a short name, for the reference of all keys
-    optional: bool = False  # None is valid
-    is_text: bool = False  # any string is a value, so 7 stays a string on the command line
+    type: str  # a short name, for the reference page of all keys
+    optional: bool = False  # True: None is valid
+    is_text: bool = False  # True: any string is a value, so 7 stays a string on the command line
     choices: tuple[str, ...] = ()  # the valid values, if they can be listed
     advice: str = ""  # a clause that follows the valid values in an error
     # The kind of thing outside the config that a value names: a file or directory, a model, a
@@ -55,7 +55,7 @@ class Check:
     # tuple.
     read_if: tuple[Condition, ...] = ()  # all must hold for the key to have an effect
     default_by: tuple[DefaultBy, ...] = ()  # defaults that depend on other settings
-    also_called: tuple[ForeignName, ...] = ()  # its names in other libraries
+    also_called: tuple[ForeignName, ...] = ()  # the key's names in other libraries
     # Other values that the key may have when it has no effect: values that its default resolves to,
     # and defaults of earlier versions, which the files of old experiments contain.
     harmless: tuple[Any, ...] = ()
@@ -386,7 +386,7 @@ def texts(
     valid: Callable[[str], bool] = lambda text: True,
     **relations: Any,
 ) -> Any:
-    """Declare a list of strings that each satisfy `valid`. A single string counts as a list."""
+    """Declare a list of strings that each satisfy `valid`. A single string is a list of one."""
 
     def convert(value: Any) -> tuple[str, ...]:
         listed = [value] if isinstance(value, str) else value

@@ -57,7 +57,7 @@ class Estimated:
     def of_responses(self, groups: Groups) -> Tensor:
         """Return the advantages of the responses, (N,).
 
-        If each token has an advantage, return the mean over each response.
+        If each token has its own advantage, return the mean of each response.
         """
         rows = [
             advantages if advantages.ndim == 1 else masked_row_mean(advantages, group.response_mask)
@@ -222,8 +222,7 @@ def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float
     """Distribute the shaped rewards over the tokens, (G, R).
 
     Each token gets its own KL penalty. The last token of an action also gets the action's reward.
-    The last token of a response also gets the rest of the response's shaped
-    reward.
+    The last token of a response also gets the rest of the response's shaped reward.
     """
     rewards, mask = shaped_rewards(config, group, 0.0), group.response_mask
     earned = _earned(config, group)

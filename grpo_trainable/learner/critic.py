@@ -19,8 +19,8 @@ from grpo_trainable.models.store import build_any_trained_policy
 from grpo_trainable.protocol.messages import CriticStep
 from grpo_trainable.protocol.rollout import TrainBatch
 
-# The names of the critic's tensors in a checkpoint begin with this prefix. No name of a policy
-# parameter does.
+# The names of the critic's tensors in a checkpoint begin with this prefix. Names of policy
+# parameters never begin with it.
 PREFIX = "critic/"
 
 
@@ -162,7 +162,7 @@ class Critic:
 
 
 class CriticStatistics:
-    """Sums over one gradient step of a critic, which become a `CriticStep`."""
+    """Sums over one gradient step of a critic. The method `step` turns them into a `CriticStep`."""
 
     def __init__(self) -> None:
         self.loss = 0.0

@@ -222,7 +222,7 @@ class GradientSteps:
 
 
 class StepStatistics:
-    """Sums over one gradient step, which become a `GradientStep`."""
+    """Sums over one gradient step. The method `step` turns them into a `GradientStep`."""
 
     def __init__(self) -> None:
         self.loss = 0.0

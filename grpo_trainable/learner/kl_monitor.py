@@ -100,7 +100,7 @@ def on_watched_rows(
 
 
 class Estimate(NamedTuple):
-    """A figure for all responses of a round, estimated from the watched responses."""
+    """A figure for all responses of a round, estimated from a sample: the watched responses."""
 
     value: float
     # Standard error of `value` as an estimate for all responses. 0 if all responses are watched.
@@ -157,7 +157,7 @@ def drift_before_step(seen: Tensor, batch: BatchWithLogProbs) -> dict[str, Drift
 
     The step itself computes the log-probs of the policy. The log-probs of "behaviour" are already
     known, so the KL to "behaviour" is measured on all rows. The KL to the other two policies is
-    measured on the watched rows, and is missing if the step has no watched rows.
+    measured only on the watched rows (the sample). It is missing if the step has no watched rows.
 
     Args:
         seen: Log-probs of the policy, (B, S).
@@ -230,7 +230,7 @@ def _kl(
     watched: Sequence[Tensor | None],
     estimator: str,
 ) -> Estimate:
-    """Estimate the mean KL, in nats, of all non-empty responses from the watched rows."""
+    """Estimate, from the watched rows, the mean KL of all non-empty responses, in nats."""
     rows, nonempty = [], 0
     for ours, theirs, mask, own in zip(policy, others, masks, watched, strict=True):
         assert theirs is not None, "a monitored batch must have log-probs under every policy"

@@ -158,7 +158,7 @@ class Learner:
         These operations are one forward and one backward pass over a microbatch, the passes of the
         reference and of the teacher (if there are any), and one step of a throw-away optimizer.
         Each row of the microbatch has a prompt of `prompt_tokens` tokens and the longest possible
-        response. The gradients are dropped; only warm code and allocated memory remain.
+        response. The gradients are dropped; only loaded code and allocated memory remain.
         """
         with self._context.call():
             micro = largest_microbatch(self.config, prompt_tokens, self._end_ids)
@@ -384,7 +384,7 @@ class Learner:
 def _response_sums(
     log_probs: Sequence[Tensor | None], batches: Sequence[BatchWithLogProbs]
 ) -> np.ndarray | None:
-    """Return each response's sum of log-probs, (N,); NaN for responses that are not watched.
+    """Return each response's sum of log-probs, (N,); NaN if the KL was not measured on it.
 
     Log-probs are 0 off the mask. Return None if a batch has no log-probs.
     """

@@ -96,11 +96,11 @@ class BatchWithLogProbs:
     own_tokens: Tensor
     # Mask of the rows on which the KL is measured, bool (B,). None if it covers all rows.
     watched: Tensor | None = None
-    # Log-probs under the reference policy, valid in the watched rows. None if no setting needs
-    # them.
+    # Log-probs under the reference policy, valid in the rows that `watched` selects. None if no
+    # setting needs them.
     reference: Tensor | None = None
     # Log-probs under the policy before the round. None if the round's first gradient step computes
-    # them. If only the KL needs them, they are valid only in the watched rows.
+    # them. If only the KL needs them, they are valid only in the rows that `watched` selects.
     start: Tensor | None = None
     # Mask of the response tokens that the loss counts, bool (B, S). None if the loss counts all.
     counted: Tensor | None = None
@@ -187,10 +187,10 @@ class Reference:
         return self._log_probs.without_gradient(self.model, batch)
 
     def annotate(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """Return the groups of one chunk with `reference_log_probs` filled in.
+        """Return the groups with `reference_log_probs` filled in.
 
-        The groups run through the model together. So, on one machine, all processes with the same
-        number of threads compute the same bits for a chunk.
+        All groups run through the model together. So, on one machine, all processes with the same
+        number of threads compute the same bits for the same groups.
         """
         no_advantages = [torch.zeros(len(group.response_ids)) for group in groups]
         batch = collate(groups, no_advantages, self._pad_id).to(self._device)

@@ -81,8 +81,9 @@ def largest_microbatch(
 ) -> TrainBatch:
     """Return an artificial microbatch with the largest shape that this config allows.
 
-    Each row repeats one token that is not in `end_ids`, because no response may begin with an end
-    id. Adjacent rows have different tokens, so packing finds nothing to share.
+    Each row repeats one token that is not in `end_ids`, because end ids may have probability 0 at
+    the beginning of a response. Adjacent rows have different tokens, so packing finds nothing to
+    share.
 
     Args:
         config: The trial's settings.

@@ -42,7 +42,7 @@ class RoundBatches:
         pad_id: int,
         device: torch.device,
     ) -> None:
-        """Prepare the configured advantages.
+        """Prepare the configured estimator of advantages.
 
         Args:
             config: The trial's settings.
@@ -119,7 +119,8 @@ class RoundBatches:
         The steps need log-probs under the reference and, with some settings, log-probs under the
         policy before the round. For a batch that the first gradient step processes as a whole,
         log-probs under the policy before the round are left out, because that step computes them.
-        Log-probs that only the KL needs are computed only for the watched rows.
+        Log-probs that only the KL needs are computed only for the watched rows, on which the KL is
+        measured.
 
         Args:
             batches: The round's batches.
@@ -162,8 +163,8 @@ class RoundBatches:
         """Return True if all rows need log-probs under the policy before the round.
 
         The loss may need them. The KL between sampler and learner also needs them, because it is
-        measured on every token for which both used the same weights. The other KLs need them
-        only for the watched rows.
+        measured on every token for which both used the same weights. The KL to the policy
+        before the round needs them only for the watched rows, on which that KL is measured.
         """
         config = self._config
         watches_all = config.loss.kl_monitor and all(batch.watched is None for batch in batches)
@@ -190,9 +191,10 @@ class RoundBatches:
     def _reference_log_probs(
         self, batches: Sequence[RoundBatch], watched: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        """Return log-probs under the reference, (B, S), valid in the watched rows of each batch.
+        """Return log-probs under the reference, (B, S) for each batch.
 
-        If no setting needs them, return None for each batch.
+        They are valid in the rows on which the KL is measured. If no setting needs them, return
+        None for each batch.
         """
         if self._config.reference_role is None:
             return [None] * len(batches)

@@ -194,7 +194,10 @@ def _acting(env: str) -> tuple[PolicyShape, Tokenizer]:
 
 
 def read_tokenizer(path: str | None) -> Tokenizer:
-    """Read the tokenizer of the policy at `path`, or of the shipped story policy without a path."""
+    """Read the tokenizer of the policy at `path`.
+
+    If `path` is None, read the tokenizer of the shipped story policy.
+    """
     directory = SHIPPED_POLICY if path is None else local_directory(path)
     if is_hugging_face(directory):
         return hf_directory.read_tokenizer(directory)

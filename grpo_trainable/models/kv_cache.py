@@ -96,7 +96,7 @@ def prefill(
     fan_out: Tensor,
     columns: int,
 ) -> tuple[Tensor, KVCache]:
-    """Run each distinct prompt once, and copy its keys and values to its rows.
+    """Run each distinct prompt once, and copy its keys and values to all rows with that prompt.
 
     Args:
         model: The policy.

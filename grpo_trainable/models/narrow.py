@@ -29,7 +29,7 @@ class NarrowLinear(nn.Linear):
 
 
 class NarrowEmbedding(nn.Embedding):
-    """Looks up float32 rows (..., D) in a bfloat16 table."""
+    """Looks up rows (..., D) in a bfloat16 table, and converts them to float32."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__(embedding.num_embeddings, embedding.embedding_dim, device="meta")

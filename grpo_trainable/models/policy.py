@@ -48,7 +48,7 @@ class NamedWeights(nn.Module, ABC):
     def trained(self) -> dict[str, Tensor]:
         """Return the live parameters that gradient steps change, by name.
 
-        These are the tensors of `weights`, or only the adapters.
+        These are the tensors of `weights`, or only the adapters if the policy has adapters.
         """
         return self.weights()
 
@@ -112,7 +112,7 @@ class Policy(NamedWeights):
     def head_operands(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Return hidden states (…, D) and head (V, D), in the precision of their product.
 
-        The logits and everything after them are at least float32 (`widened`).
+        The logits, and everything computed from them, are at least float32 (`widened`).
         """
         if not self.head_fp32:
             return hidden_states, self.head_weight

@@ -74,8 +74,8 @@ def _keep_nucleus(logits: Tensor, top_p: float) -> None:
     """Set `logits` (B, V) outside the nucleus to -inf, in place.
 
     The nucleus is the smallest set of most likely tokens whose probabilities add up to at least
-    `top_p` (Holtzman et al., arXiv 1904.09751). Of equally likely tokens, the one
-    with the lowest id enters first.
+    `top_p` (Holtzman et al., arXiv 1904.09751). Of equally likely tokens, the one with the lowest
+    id enters first.
     """
     probs, order = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     outside = probs.cumsum(dim=-1) - probs >= top_p

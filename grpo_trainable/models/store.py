@@ -141,7 +141,8 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     if directory is None:
         return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
     if is_hugging_face(directory):
-        tokenizer = hf_directory.read_tokenizer(directory)  # before the weights, because it is fast
+        # Read before the weights, so that a mistake in the small files is reported early.
+        tokenizer = hf_directory.read_tokenizer(directory)
         return _load_hf(model, directory), tokenizer
     refuse_settings_of_hugging_face(model, directory)
     return load_policy(directory)
@@ -167,7 +168,8 @@ def build_trained_policy(
 
     The policy has adapters and gradient checkpointing if the settings request them. Its `weights`
     have the same names and shapes as in the policy that `build_policy` builds. With
-    `adapters_apart`, they are as in the policy that `build_adapted_policy` builds.
+    `adapters_apart`, the names and shapes are the same as in the policy that
+    `build_adapted_policy` builds.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`.

@@ -24,18 +24,18 @@ class FailsAgain(ActorFailed):
 class ActorLost(ActorFailed):
     """The actor died or stayed silent, or weights did not reach it.
 
-    A replacement for the actor may succeed. If the actor's work raised an exception, a replacement
-    would only raise the same exception.
+    A replacement for the actor may succeed. If the actor's work raised an exception, the
+    error is only an `ActorFailed`, because a replacement would raise the same exception.
     """
 
 
 class DeliveryFailed(RuntimeError):
-    """Raised in an actor that cannot get its data. A replacement actor may get the data."""
+    """Raised in an actor that cannot get the weights. A replacement for the actor may get them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfBand:
-    """Tensors that bypass the object store. A call passes the three fields as three arguments."""
+    """Tensors that bypass Ray's object store. A call passes the three fields as three arguments."""
 
     described: Any  # a description of the tensors, for the receiver
     ref: Any  # the reference with which the receiver gets the tensors
@@ -89,7 +89,7 @@ class Runtime(Protocol):
         ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Wait at most `timeout_s` for the first of `calls`, and return the calls that are done."""
+        """Wait at most `timeout_s` until any of `calls` is done; return the calls that are done."""
         ...
 
     def share(self, value: Any) -> Any:

@@ -35,10 +35,10 @@ def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return a checksum of weights, computed at memory speed, as 16 hexadecimal digits.
 
     The first eight digits are the CRC-32 of names, shapes, types and the order in which dimensions
-    are stored. The last eight digits are the CRC-32 of all block sums, followed by the bytes left
-    over at the end of each tensor. A block is 4 KiB of a tensor, in storage order. It is summed as
-    64-bit integers on the device of its tensor. If 64-bit words within a block change places, the
-    checksum stays the same.
+    are stored. The last eight digits are the CRC-32 of a sequence of bytes: first all block sums,
+    then the bytes left over at the end of each tensor. A block is 4 KiB of a tensor, in storage
+    order. It is summed as 64-bit integers on the device of its tensor. If 64-bit words within a
+    block change places, the checksum stays the same.
     """
     return copy_with_checksum(tensors, {})
 
@@ -125,7 +125,7 @@ class _Sums:
                     target.view(torch.int64).copy_(words)
 
     def crc(self) -> int:
-        """Return the CRC-32 of the sums, followed by the left-over bytes."""
+        """Return the CRC-32 of a sequence of bytes: all block sums, then all left-over bytes."""
         crc = 0
         for gathered in (self._blocks, self._rests):
             if gathered:

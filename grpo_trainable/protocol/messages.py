@@ -52,7 +52,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """The sampling of a chunk has ended early, because `cancel` was called. It has no result."""
+    """Sampling has ended early, because `cancel` was called. Its responses are discarded."""
 
     loaded: list[Loaded]  # see `Sampled`
     spans: list[Span]
@@ -79,7 +79,8 @@ class Scored:
     loaded: list[Loaded]  # see `Sampled`
     spans: list[Span]
     completions: int = 0  # number of responses sampled and scored to estimate values of states
-    # The calls of a judge for all responses, as in `Score.usage` (`grpo_trainable/tasks/task.py`).
+    # Number of a judge's calls, retries and so on for all responses. The keys are those of `USAGE`
+    # (`grpo_trainable/tasks/task.py`).
     usage: dict[str, int] = field(default_factory=dict)
     # Index of a prompt -> the prompt's rubrics, if a judge has changed them.
     rubrics: dict[int, tuple[Rubric, ...]] = field(default_factory=dict)
@@ -127,7 +128,10 @@ class CriticFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientStep:
-    """Figures of one optimizer step. Sums and means are over all response tokens of the step."""
+    """Figures of one optimizer step.
+
+    Here, a response token is a token that the loss counts, in any microbatch of the step.
+    """
 
     loss: float
     grad_norm: float
@@ -141,8 +145,8 @@ class GradientStep:
     # Effective sample size of the importance weights, as a fraction of the number of responses.
     ess_fraction: float
     skipped: bool  # True if the step changed nothing, because its loss or gradient was not finite
-    # KL from the policy before the step to other policies, on the rows of the step on which the KL
-    # is measured. Empty if the KL is not monitored.
+    # Name of another policy -> KL from the policy before the step to that policy, on the responses
+    # of the step on which the KL is measured. Empty if the KL is not monitored.
     kl: dict[str, Drift]
     critic: CriticStep | None = None  # None without a critic
 

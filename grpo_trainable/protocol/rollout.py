@@ -91,7 +91,7 @@ class Request:
     # Index of the prompt's example in the stream. None means that it equals `prompt_index`.
     example_index: int | None = None
     state: StateOf | None = None
-    # Rubrics of the prompt that a judge has written so far. None: the judge writes none.
+    # Rubrics of the prompt that a judge has written so far. None: the judge writes no rubrics.
     rubrics: tuple[Rubric, ...] | None = None
 
     @property
@@ -354,7 +354,7 @@ def collate(
 ) -> TrainBatch:
     """Return the responses of the groups as rows, right-padded and shifted once.
 
-    A row is a prompt followed by its response up to the last token of the mask. Position s predicts
+    A row is a prompt followed by its response up to the last sampled token. Position s predicts
     token s + 1: `input_ids[b, s]` is followed by `target_ids[b, s]`.
 
     Args:
@@ -451,7 +451,10 @@ def by_group(groups: Sequence[RolloutGroup], rows: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a response in a batch. The positions `here` predict the response's tokens."""
+    """The place of a response in a batch: its group, its index in the group, and its positions.
+
+    The positions `here` are those that predict the tokens of the response.
+    """
 
     group: int
     response: int

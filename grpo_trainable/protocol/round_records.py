@@ -167,7 +167,7 @@ def details_of(row: Mapping[str, Any]) -> RoundDetails | None:
     return row.details if isinstance(row, Row) else None
 
 
-# Index of an example -> the text of its prompt, its task in the mix (None without a mix), and its
+# Index of an example -> the text of its prompt, its task (None unless `task.mix` is set), and its
 # true answer as a JSON value.
 Prompt = Callable[[int], "tuple[str, str | None, Any]"]
 Decode = Callable[[list[int]], str]
@@ -191,9 +191,10 @@ def rollout_columns(
         prompt: returns the prompt, task and true answer of an example.
         decode: returns the text of tokens.
         advantages: (N,), in the order of the responses.
-        policy_log_probs: (N,), sums over each response, in nats. NaN for a response that was not
-            measured. None if no response was measured.
-        reference_log_probs: (N,), the same sums under the reference.
+        policy_log_probs: (N,), log-probs under the policy after the round, summed over each
+            response, in nats. NaN for a response on which the KL was not measured. None if it was
+            measured on no response.
+        reference_log_probs: (N,), the same sums for log-probs under the reference.
     """
     columns = response_columns(groups, learner_round + 1, prompt, decode)
     count = len(columns["reward"])
@@ -325,8 +326,8 @@ def first_use_lags(groups: Sequence[RolloutGroup], learner_round: int) -> dict[i
 def step_columns(updated: Updated) -> Columns:
     """Return columns with an entry for each gradient step of a round.
 
-    `version` and the KL refer to the policy before the step. The KL is measured only on rows that
-    the step trains on. If the KL is not monitored, its columns contain None.
+    `version` and the KL refer to the policy before the step. The KL is measured only on
+    responses that the step trains on. If the KL is not monitored, its columns contain None.
     """
     steps = updated.steps
     taken = [not step.skipped for step in steps]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from grpo_trainable.telemetry.timers import now
 
-MEASURED_ROUNDS = 4  # number of latest rounds from whose durations the time left is estimated
+MEASURED_ROUNDS = 4  # the time left is estimated from the durations of this many latest rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class StoppableRounds:
         """Record how long the round took from the start of its gradient steps to its end.
 
         Args:
-            evaluations: Number of evaluations in the round, including one before the steps.
+            evaluations: Number of evaluations in the round, including any before the steps.
             eval_s: Seconds that all these evaluations took.
         """
         assert self._training_since is not None

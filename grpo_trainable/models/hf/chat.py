@@ -147,8 +147,8 @@ class ChatTemplate:
     def check_replies(self, role: str, system: str | None = None) -> None:
         """Check that a reply to the model only adds text to the end of a conversation.
 
-        The template may render the model's own message differently after a reply, because the ids
-        of a response stay as they were sampled.
+        It does not matter whether the template renders the model's own message differently after a
+        reply, because the ids of a response stay as they were sampled.
 
         Args:
             role: Role of the reply.
@@ -187,7 +187,8 @@ class ChatTemplate:
         """Return True if the text of a conversation begins the text `whole` of a longer one.
 
         Some templates end a conversation differently if nothing follows, and some begin a response
-        differently from the messages that the model wrote before. So either end may be absent.
+        differently from the messages that the model wrote before. So the conversation is rendered
+        both with and without the beginning of a response. One of the two texts has to match.
         """
         renderings = (self._rendered(messages, begins_response=begins) for begins in (True, False))
         return any(map(whole.startswith, renderings))

@@ -114,8 +114,8 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 def packs(config: Mapping[str, Any]) -> bool:
     """Return True if tests show that a model with this config.json computes the same when packed.
 
-    For this, every layer must attend to all earlier tokens, and the rotation of a token must depend
-    only on its position.
+    Two conditions are necessary: every layer attends to all earlier tokens, and the rotation of a
+    token depends only on the token's position.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
@@ -131,8 +131,8 @@ def attends_to_all(config: Mapping[str, Any]) -> bool:
     kinds = config.get("layer_types")
     if kinds is not None:
         return isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
-    # Qwen's models have a window only if `use_sliding_window` is true, others whenever they give
-    # its size.
+    # Qwen's models use a sliding window only if `use_sliding_window` is true. Other models use one
+    # whenever their config gives its size.
     slides = config.get("use_sliding_window", not str(config.get("model_type")).startswith("qwen"))
     sizes = ("attention_chunk_size", *(("sliding_window",) if slides else ()))
     return all(config.get(size) is None for size in sizes)

@@ -174,7 +174,7 @@ class HFPolicy(Policy):
 
     @contextmanager
     def _scaled(self, factor: float) -> Iterator[None]:
-        """Multiply the hidden states that the body returns by `factor`, within this context."""
+        """Within this context, multiply the hidden states from the body by `factor`."""
 
         def scale(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
             output.last_hidden_state = output.last_hidden_state * factor

@@ -18,7 +18,8 @@ from grpo_trainable.models.hf.directory import refuse_missing_library, weight_sh
 from grpo_trainable.models.hf.json_files import context_length, text_config
 from grpo_trainable.plugins import one_line
 
-BATCH_TOKENS = 1 << 14  # most tokens in one forward pass, with padding; a longer row is run alone
+# Maximum number of tokens in one forward pass, padding included. A longer row is run alone.
+BATCH_TOKENS = 1 << 14
 
 
 class RewardModel:
@@ -28,7 +29,9 @@ class RewardModel:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Read the small files, and check the weights by their names. `load` reads the weights.
+        """Read the small files, and check that the weights include a head with one output.
+
+        `load` reads the weights.
 
         `refuse_other_than_reward_model` must have accepted the directory.
 
@@ -123,7 +126,8 @@ class RewardModel:
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         """Yield the indices of rows of similar length, at most `BATCH_TOKENS` tokens together.
 
-        Without a padding token, `transformers` cannot find the end of a row in a batch.
+        Without a padding token, `transformers` cannot find the end of a row in a batch, so each row
+        is yielded alone.
         """
         batch: list[int] = []
         for i in sorted(range(len(rows)), key=lambda i: len(rows[i])):

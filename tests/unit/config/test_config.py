@@ -852,12 +852,12 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             APART
             | nested(lag=1, resources__num_generators=2)
             | {"rollout": {"stragglers": "drop", "unit_prompts": 16}},
-            "rollout.stragglers=drop: must be wait if a round has fewer chunks (1) than there are "
-            "generators (2); lower rollout.unit_prompts",
+            "rollout.stragglers=drop: must be wait if a round has fewer chunks of prompts (1) than "
+            "there are generators (2); lower rollout.unit_prompts",
         ),
         (
             nested(rollout__slots=64),
-            "rollout.slots=64: must be < 64, the number of responses in the largest call of a "
+            "rollout.slots=64: must be < 64, the number of responses in the largest call to a "
             "generator: otherwise no response would wait; set rollout.slots to none to decode all "
             "responses together",
         ),
