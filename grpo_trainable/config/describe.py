@@ -21,11 +21,10 @@ All settings of a trial. `python launch/tune.py --set KEY=VALUE` sets a key in a
 A `tune.Tuner` takes the same dicts. To choose several settings together, write them as one string
 below the key `set`, under a name of your choice:
 `{{"set": {{"actors": "placement=disaggregated,lag=1"}}}}`.
-The default column begins with the general default. Different defaults follow: the default for a
-task after the task's name, the default for Hugging Face models after `{HUGGING_FACE}`, and the
-default for a learner on a GPU after `on a GPU`. A default for a GPU takes precedence over a default
-for a model, which takes precedence over a default for a task. The last column says when a key has
-an effect. A key that has no effect must keep its default.
+The default column begins with the general default. Different defaults follow, each after a label:
+the name of a task, `{HUGGING_FACE}`, or `on a GPU` (for a learner on a GPU). A default for a GPU
+takes precedence over a default for a model, which takes precedence over a default for a task. The
+last column says when a key has an effect. A key that has no effect must keep its default.
 """
 
 HEADER = "| key | type | default | must be | meaning | has effect when |\n|---|---|---|---|---|---|"

@@ -181,8 +181,8 @@ class ModelSettings(Settings):
     )
     adapter: str | None = directory(
         None,
-        "Directory of the LoRA adapters that training starts from. They must have been written by "
-        "peft for the model in model.path. Their rank, scale and layers become lora_rank, "
+        "Directory of the LoRA adapters that training starts from. peft must have written the "
+        "adapters for the model in model.path. Their rank, scale and layers become lora_rank, "
         "lora_alpha and lora_targets.",
         read_if=_HUGGING_FACE,
         also_called=(verl("model.lora_adapter_path"),),

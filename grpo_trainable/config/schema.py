@@ -209,8 +209,8 @@ CHECKS: dict[str, Check] = {
 # Keys that affect only training: neither the sampled tokens nor their rewards depend on them.
 OF_TRAINING = tuple(key for key, check in CHECKS.items() if check.of_training)
 
-# Keys that have an effect only with some settings. If several given keys have no effect, the error
-# names the first of them.
+# Keys that have an effect only with some values of other keys. If several given keys have no
+# effect, the error names the first of them.
 SOMETIMES_READ = [key for key, check in CHECKS.items() if check.read_if]
 
 

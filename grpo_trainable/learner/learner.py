@@ -91,7 +91,7 @@ class Learner:
         Args:
             config: The trial's settings.
             sender: Publishes the weights. None: another rank publishes them.
-            clock: The clock of the process, if another role runs in the same process.
+            clock: The clock of another role in the same process. None: create a clock.
             ranks: All learners of the trial, including this one.
         """
         keep_freed_memory()

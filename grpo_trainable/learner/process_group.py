@@ -14,7 +14,7 @@ from torch import Tensor
 
 # Maximum time that a rank waits for the others in a collective operation, such as a sum over the
 # ranks, as a multiple of `resources.deadline_s`. The pipeline gives up on a silent actor after one
-# deadline. This must happen before the operation fails. In an elastic group, a rank that waits for
+# deadline, and must do this before the operation fails. In an elastic group, a rank that waits for
 # a lost rank must give up well before the deadline, because other ranks may in turn be waiting for
 # the rank that gives up.
 PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25

@@ -41,7 +41,7 @@ class NarrowEmbedding(nn.Embedding):
 
 
 def narrow(model: TransformerLM) -> None:
-    """Convert the model's matrices to bfloat16. Names and tied weights stay as they are."""
+    """Convert the model's matrices to bfloat16. Names do not change, and tied weights stay tied."""
     tied = model.head.weight is model.embedding.weight
     model.embedding = NarrowEmbedding(model.embedding)
     model.head = NarrowLinear(model.head, widens=True)

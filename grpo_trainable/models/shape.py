@@ -48,7 +48,7 @@ class PolicySettings(Protocol):
 
     @property
     def packing(self) -> bool:
-        """True to compute each distinct token once."""
+        """True to compute a token that several rows share only once."""
         ...
 
     @property

@@ -61,7 +61,7 @@ class Call(Protocol):
 
 
 class Actor(Protocol):
-    """Works through its calls in the order in which they were submitted.
+    """An actor that works through its calls in the order in which they were submitted.
 
     An actor answers a call to its method `progress` immediately, even while another call runs. The
     answer is a number that changes while the actor works.

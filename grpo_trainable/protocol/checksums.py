@@ -11,7 +11,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-BLOCK_BYTES = 4096  # bytes covered by one partial sum
+BLOCK_BYTES = 4096  # number of bytes that one block sum covers
 # Number of bytes that are summed and then copied while they are in the CPU's cache; a multiple of
 # BLOCK_BYTES. With smaller pieces, the function calls cost more time than the cache saves.
 PIECE_BYTES = 4 << 20

@@ -40,7 +40,7 @@ class SamplingLimits:
     """Settings that define how a response is sampled and when it ends.
 
     Temperature 1 samples from the model's own distribution. Temperature 0 selects the most likely
-    token, but log-probs are still those of temperature 1. `top_p` below 1, which only evaluations
+    token, but log-probs are computed at temperature 1. `top_p` below 1, which only evaluations
     use, samples from the most likely tokens whose probabilities add up to `top_p`.
 
     A response is finished after the first token that is one of `end_ids` or completes one of
@@ -62,7 +62,7 @@ class StateOf(NamedTuple):
     """A state within a response, for which completions are sampled to estimate its value."""
 
     response: int  # index of the response in its group; 0 if the state is the prompt itself
-    # Number of response tokens in the state. They are the last tokens of the request's prompt_ids.
+    # Number of response tokens in the state. These are the last tokens of the request's prompt_ids.
     tokens: int
 
 
@@ -75,7 +75,9 @@ class Rubric(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request to sample `group_size` responses to one prompt; the unit of dispatch and counting.
+    """A request to sample `group_size` responses to one prompt.
+
+    The pipeline dispatches and counts these requests.
 
     (stream, prompt_index) identifies the prompt. Together with the seed, this pair is the key of
     every random draw for the responses, so a repeated request gives the same tokens under the same

@@ -1,4 +1,4 @@
-"""The lag rule, and the record of a change of weights."""
+"""The rule that limits the lag, and the record of a change of weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The files of a Hugging Face model: their names, and their download from the hub.
 
-This module imports only the standard library, because the config needs a model's small files.
+This module imports only the standard library, because the config uses it and must load quickly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The small JSON files of a Hugging Face model, and the facts in them that determine defaults.
 
-This module imports only the standard library, because the config reads these facts.
+This module imports only the standard library, because the config uses it and must load quickly.
 """
 
 from __future__ import annotations
