@@ -20,7 +20,7 @@ TOKENS = 8  # tokens per response
 
 
 def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Request]:
-    """Return two requests. Their prompts differ in length and use ids from the whole vocabulary.
+    """Return two requests. Their prompts differ in length, with ids spread over the vocabulary.
 
     `longest` is the maximum number of tokens of a prompt plus its response.
     """
@@ -77,7 +77,7 @@ def refuse_disagreement(
 
     Args:
         engine: Engine that samples.
-        policy: Policy that scores, with the same weights.
+        policy: Policy that scores the tokens. Its weights are those of the engine.
         requests: Requests to sample.
         pad_id: Id of the padding token.
         precision: Precision of the engine. None means the precision of the policy.

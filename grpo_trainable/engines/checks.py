@@ -55,7 +55,7 @@ def check_played(
     log-densities of continuous actions and may be above 0.
 
     Raises:
-        EngineError: A group has one of the mistakes that `check_groups` reports.
+        EngineError: A group has a mistake. The message names the first mistake found.
     """
     for request, group in zip(requests, groups, strict=True):
         for wrong in _mistakes_in_play(engine, request, group, vocab_size, densities):
@@ -233,8 +233,8 @@ def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | No
 def _first_completed(request: Request, ids: Tensor, stops: StopStrings, start: int) -> int | None:
     """Return the index of the first token, from `start` on, that completes a stop string.
 
-    Return None if no such token exists. A stop string may begin in `request.answered`, the start of
-    the response that is already in the prompt.
+    Return None if no such token exists. A stop string may begin in `request.answered`, which are
+    the tokens at the end of the prompt that count as the start of the response.
     """
     answered = torch.tensor(request.answered, dtype=ids.dtype)
     found = stops.first_completed(torch.cat((answered, ids)), start + len(answered))

@@ -1,7 +1,7 @@
 """The interfaces between a sampling loop and the code that computes its logits.
 
 A row is one response. Of the B rows of a call, A are in the batch. V is the size of the vocabulary.
-Logits are float32, and the caller may change them.
+Logits are float32, and the caller may change them in place.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class EpisodeRows:
     def extend(self, observation: Observation) -> None:
         """Continue a waiting row: feed it the observation, or end it.
 
-        If the observation leaves no room for another sampled token, the response ends without it.
+        If the observation would leave no room for another sampled token, the row ends unfed.
         """
         row = observation.row
         self._waiting.remove(row)

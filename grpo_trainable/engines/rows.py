@@ -88,7 +88,7 @@ class Rows:
         self._slots = len(draws) if slots is None else slots
         self._entered = 0  # number of rows that have entered; rows enter in order
         self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) indices among B rows
-        self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) tokens so far
+        self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) number of tokens
 
     @property
     def running(self) -> int:

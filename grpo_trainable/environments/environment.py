@@ -21,7 +21,7 @@ class Turn:
     """Answer of the environment to an action."""
 
     text: str = ""  # observation that the next action responds to; ignored after the last action
-    reward: float = 0.0  # reward of this action; an episode earns the sum
+    reward: float = 0.0  # reward of this action; the episode earns the discounted sum
     done: bool = False  # True at the end of the episode
     # Numbers and booleans are summed over an episode. The sums become metrics, and can be parts of
     # the reward. Other values are ignored.
@@ -70,9 +70,11 @@ def as_text(value: Any) -> str:
         ValueError: If the text is too long.
     """
     if not isinstance(value, str):
-        raise TypeError(f"must return text, got {type(value).__name__}")
+        raise TypeError(f"an observation must be text, got {type(value).__name__}")
     if len(value) > MOST_CHARACTERS:
-        raise ValueError(f"returned {len(value):,} characters; valid: at most {MOST_CHARACTERS:,}")
+        raise ValueError(
+            f"an observation has {len(value):,} characters; valid: at most {MOST_CHARACTERS:,}"
+        )
     # Half a surrogate pair can be neither encoded nor written to a file.
     return value.encode("utf-8", "replace").decode()
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 
 def is_test(node: ast.AST) -> bool:
-    """Return True for an `assert` statement, unless it asserts a constant, as `assert True`."""
+    """Return True for an `assert` statement, unless it asserts a constant (`assert True`)."""
     return isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)
 
 
@@ -49,7 +49,7 @@ def main(program: str, tests: str, token: str, results: int) -> None:
         token: Random text.
         results: File descriptor to write to.
     """
-    os.dup2(1, 0)  # standard input is this script, with the token in it
+    os.dup2(1, 0)  # hide standard input: it is this script, which contains the token
     reported: set[str] = set()
 
     def report(event: str) -> None:
@@ -66,7 +66,7 @@ def main(program: str, tests: str, token: str, results: int) -> None:
         else:
             report(f"passed {number}")
 
-    random.seed(0)  # a program has the same reward in every run
+    random.seed(0)  # so that a program has the same reward in every run
     code = compile(program, "<program>", "exec", dont_inherit=True)
     report("compiled")
     module = types.ModuleType("program")

@@ -2,11 +2,11 @@
 
 bubblewrap (`bwrap`) puts the code into namespaces that contain only a read-only interpreter, its
 standard library and an empty scratch directory. The code has no network and no packages, and none
-of the trainer's environment variables. Sets have the same order in every run. The code sees no
-other process, and can start neither processes nor threads. The limits are one second of CPU time
-unless the caller sets another limit, 256 MiB of memory, 1 MiB per file and 16 MiB of scratch space.
-If the trainer is root, the code runs as the user nobody. bubblewrap does not need root, but
-ordinary users must be allowed to create user namespaces.
+of the trainer's environment variables. The elements of a set have the same order in every run. The
+code sees no other process, and can start neither processes nor threads. The limits are one second
+of CPU time unless the caller sets another limit, 256 MiB of memory, 1 MiB per file and 16 MiB of
+scratch space. If the trainer is root, the code runs as the user nobody. bubblewrap does not need
+root, but ordinary users must be allowed to create user namespaces.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _run(
     Args:
         code: The code.
         python: Command that starts Python.
-        output: File for the output. Unlike a pipe, a file limits endless output.
+        output: File for the output. The limit on file size stops endless output.
         directory: Working directory.
         user: User to run as, or None for the current user.
         cpu_s: Limit on CPU time, in seconds.

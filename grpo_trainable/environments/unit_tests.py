@@ -51,8 +51,8 @@ def run_tests(program: str, tests: str, *, cpu_s: int = 3) -> UnitTestResult:
 
     A test is passed if its `assert` statement ran at least once and never failed. If the tests do
     not run to their end, because of a limit or of an error outside the `assert` statements, the
-    program fails the tests that have not run yet, and at least one test. The output of the program
-    is discarded.
+    program fails the tests that have not run yet. If it has passed all tests by then, one of them
+    counts as failed. The output of the program is discarded.
 
     Args:
         program: Source of the program.

@@ -78,7 +78,7 @@ class GroupProcess:
         return [] if self._process is None else self._process.started()
 
     def close(self) -> None:
-        """Ask the environments to close, then kill the process and all that it has started."""
+        """Ask the environments to close, then kill the process and all its subprocesses."""
         closing = self._thread.submit(self._say_goodbye)
         wait([closing], CLOSE_DEADLINE_S)
         if self._process is not None and not closing.done():

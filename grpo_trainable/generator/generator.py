@@ -107,7 +107,8 @@ class Generator:
         # not been taken out yet.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
-        # Another thread adds the calls to cancel, each by the index of its first prompt.
+        # The calls that `cancel` has named, each by the index of its first training prompt. Another
+        # thread adds them.
         self._to_cancel: set[int] = set()
         self._sampling: int | None = None  # first training prompt of the current call
         self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
@@ -137,7 +138,7 @@ class Generator:
 
         Args:
             handle: The handle of the published weights.
-            received: Tensors of the weights, if the transport delivers them with the call.
+            received: Tensors of the weights, if the transport delivers them with this call.
             sent_at: Earliest time at which the tensors could be sent, in seconds since 1970.
         """
         with self._context.call("sync", since=sent_at) as waited_s:

@@ -57,7 +57,7 @@ def reward_function(reference: str, task: Mapping[str, Any] | None) -> RewardFun
         task: The task's settings and seed. None: `reference` is a value of `task.reward`.
 
     Raises:
-        ValueError: The reward cannot be loaded or has no accepted form. The message is one line.
+        ValueError: The reward cannot be loaded or has an unsupported form. The message is one line.
     """
     if task is not None:
         if reference in REWARDS:
@@ -77,7 +77,7 @@ def reward_function(reference: str, task: Mapping[str, Any] | None) -> RewardFun
 def _rewards_named(reference: str) -> list[Reward]:
     try:
         return rewards_of(reference)
-    except (TypeError, ValueError):  # `load` says what is wrong with a reference
+    except (TypeError, ValueError):  # `load` reports what is wrong with it
         return [Reward(FUNCTION, reference)]
 
 
@@ -225,7 +225,7 @@ def main(reference: str, lifeline_fd: int, task: str = "null", check: str = "") 
 
 
 def _description(reward: RewardFunction) -> dict[str, Any]:
-    """Return the properties of a reward that decide which requests it gets."""
+    """Return the properties of a reward that the parent process needs."""
     return {
         "scores_batches": reward.score_batch is not None,
         "scores_groups": reward.scores_groups,

@@ -122,8 +122,8 @@ class ProcessScorer:
             environment: Environment variables to add to those of this process.
 
         Raises:
-            ValueError: The function cannot be imported or has no accepted form, or `weights` names
-                a part that the reward lacks.
+            ValueError: The function cannot be imported or has an unsupported form, or `weights`
+                names a part that the reward lacks.
         """
         self._start = functools.partial(
             _worker, reward, directory, task, environment=environment or {}
@@ -132,7 +132,7 @@ class ProcessScorer:
         self._unverified = unverified
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
         self._changing = threading.Lock()  # guards the next two attributes
-        # The last one is the spare, unless the reward has no spare.
+        # The last process is the spare, unless the reward has no spare.
         self._processes = [self._start() for _ in range(workers)]
         self._closed = False
         self._free: SimpleQueue[WorkerProcess] = SimpleQueue()
@@ -446,9 +446,9 @@ def check_reward(
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:
-        ValueError: The reward cannot be loaded, has no accepted form or does not suit an example,
-            or `weighted` names a part that the reward lacks. The message is one line that names the
-            setting.
+        ValueError: The reward cannot be loaded, has an unsupported form or does not suit an
+            example, or `weighted` names a part that the reward lacks. The message is one line that
+            names the setting.
     """
     worker = _worker(reward, directory, task, environment={}, check=True)
     try:

@@ -31,14 +31,14 @@ BLOCK = re.compile(r"^[ \t]*```[^`\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.
 def parse_problem(row: Mapping[str, Any], *, in_block: bool, own_reward: bool = False) -> Example:
     """Return the prompt and the tests of a row in the layout of HumanEval or MBPP.
 
-    The true answer has the `layout`, the `tests`, and the `head` of the program, which precedes the
-    code in the response.
+    The true answer has the `layout`, the `tests` and the `head`. The program consists of the head
+    and the code in the response.
 
     Args:
         row: The row.
         in_block: True if the prompt asks for a code block, False if the response continues the
             prompt.
-        own_reward: True if a user's reward function scores responses, which may read the row.
+        own_reward: True if a user's reward function scores responses. It may read the row.
 
     Raises:
         ValueError: If a field is missing or invalid.
@@ -49,8 +49,8 @@ def parse_problem(row: Mapping[str, Any], *, in_block: bool, own_reward: bool = 
         prompt, truth = _humaneval(row, in_block)
     else:
         raise ValueError(
-            "must have the fields `prompt`, `entry_point` and `test` (as HumanEval), or `text` and "
-            "`test_list` (as MBPP)"
+            "must have the fields `prompt`, `entry_point` and `test` (HumanEval), or `text` and "
+            "`test_list` (MBPP)"
         )
     count_tests(truth["tests"])
     return Example(prompt, truth, row if own_reward else {})
@@ -68,7 +68,7 @@ def _humaneval(row: Mapping[str, Any], in_block: bool) -> tuple[str, dict[str, s
     truth = {"layout": HUMANEVAL, "head": prompt, "tests": tests}
     if not in_block:
         return prompt, truth
-    # The code block defines the entry point. Imports and other functions of the prompt stay.
+    # The code block defines the entry point. The head keeps all that precedes it in the prompt.
     truth["head"] = prompt[: definition.start()]
     return f"{INSTRUCTION}\n```python\n{prompt.strip()}\n```\n", truth
 
@@ -87,7 +87,7 @@ def _mbpp(row: Mapping[str, Any], in_block: bool) -> tuple[str, dict[str, str]]:
     if in_block:
         asked = f"{INSTRUCTION}\n{text}\nYour code should pass these tests:\n\n{asserted}\n"
         return asked, truth
-    # The prompt of the paper, without examples of solved problems.
+    # The prompt of the paper on MBPP, without examples of solved problems.
     return (
         f"You are an expert Python programmer, and here is your task: {text} Your code should pass "
         f"these tests:\n\n{asserted}\n[BEGIN]\n"
@@ -208,7 +208,7 @@ class CodeTask(SplitTask[Rows]):
         return () if others else first
 
     def notes(self) -> list[str]:
-        """Return one line if problems are both trained on and held out."""
+        """Return one line if some problems are both trained on and held out."""
         note = note_on_shared(self._train, self._heldout, *self._files)
         return [] if note is None else [note]
 

@@ -62,7 +62,7 @@ def equal(answer: str, truth: str, decide: Decide) -> bool:
 
 
 def decide_exactly(answer: str, truth: str) -> bool:
-    """Return False: formulas that are not the same text, number or parts count as unequal."""
+    """Return False, so formulas are unequal unless their text, number or parts are the same."""
     return False
 
 
@@ -130,7 +130,8 @@ def same_letters(text: str) -> str:
 # ---- Names -----------------------------------------------------------------------------------
 
 _NAME = re.compile(r"[a-zA-Z](?:\([a-zA-Z]\))?")
-_ANY_NAME = re.compile(r"[a-zA-Z](?:\^\{-1\})?\([a-zA-Z]\)|[^a-zA-Z]*")  # f(x), or no letter: 12*37
+# A name such as f(x), or a side of an equation without letters, such as 12*37.
+_ANY_NAME = re.compile(r"[a-zA-Z](?:\^\{-1\})?\([a-zA-Z]\)|[^a-zA-Z]*")
 _MEMBER = re.compile(r"^([a-zA-Z])\s*\\in(?![a-zA-Z])")
 
 

@@ -86,7 +86,7 @@ def unmarked_answers(key: str, path: str) -> str | None:
     The whole solution of an unmarked row becomes its true answer.
 
     Args:
-        key: Setting that names the file, without `task.`.
+        key: Setting that names the file, without the prefix `task.`.
         path: The file.
 
     Raises:

@@ -151,7 +151,7 @@ def library_spelling(formula: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _parsed(latex: str) -> list[Any]:
-    """Return math-verify's result of parsing a formula: a list, which is empty if this fails."""
+    """Return math-verify's result of parsing a formula: a list, empty if parsing fails."""
     import math_verify
 
     # Without this line, the library warns once in every process that its time-outs are off.

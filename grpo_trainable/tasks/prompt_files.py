@@ -19,7 +19,7 @@ from grpo_trainable.text import plural
 
 logger = logging.getLogger(__name__)
 
-MOST_COLUMNS = 20  # columns that an error names
+MOST_COLUMNS = 20  # maximum number of columns that an error names
 HELD_OUT_PROMPTS = 0.20  # held-out share of `train_file` if `eval_file` is not set
 
 # Converts a row of a data file to an example. Raises ValueError for a bad row.

@@ -162,7 +162,7 @@ class ReasoningGymReward:
         """Reward a response with the score that the data set gives its answer.
 
         The score is often between 0 and 1. It is 0 if the response has no answer in the right form,
-        or if the data set's function fails on the answer.
+        or if the data set cannot score the answer.
 
         Raises:
             ValueError: If the data set makes different problems in different processes.
@@ -176,7 +176,7 @@ class ReasoningGymReward:
                 lambda answer: self.problems.score(answer, ground_truth),
                 truth=truth if isinstance(truth, str) else None,
             )
-        except Exception:  # the data set's function may raise anything for a policy's text
+        except Exception:  # the data set may raise anything when it scores a policy's text
             return self._form.unverified(response)
 
 

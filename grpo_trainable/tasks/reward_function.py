@@ -7,7 +7,7 @@ The names of a function's parameters decide which of these forms it has:
 - the form of verl, `f(data_source, solution_str, ground_truth, extra_info)`, which scores one
   response.
 
-Several rewards give the sum of their values.
+A trial with several rewards uses the sum of their values.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def sum_of(rewards: Sequence[RewardFunction]) -> RewardFunction:
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):
         raise ValueError(f"lists two rewards with the same name ({', '.join(names)}); rename one")
-    # A prompt has one buffer of rubrics.
+    # A prompt has one buffer of rubrics, so only one judge may write rubrics.
     writers = [reward.name for reward in rewards if "rubrics" in reward.reads]
     if len(writers) > 1:
         raise ValueError(f"lists two judges with max_rubrics ({', '.join(writers)}); keep one")
@@ -295,7 +295,7 @@ def sum_of(rewards: Sequence[RewardFunction]) -> RewardFunction:
 
 
 def _sum(results: Mapping[str, Any]) -> Score | RewardError | None:
-    """Return the sum of several results, with None as 0. If all results are None, return None.
+    """Return the sum of several results, counting None as 0, or None if all results are None.
 
     If a result is an error, return this error. The sum keeps the calls and rubrics that judges
     report.

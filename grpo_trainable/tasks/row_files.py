@@ -29,7 +29,7 @@ def numbered_lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
     """Return the lines of a file with their numbers, counted from 1.
 
     Args:
-        key: Setting that names the file, without `task.`.
+        key: Setting that names the file, without the prefix `task.`.
         path: The file.
 
     Raises:
@@ -48,7 +48,7 @@ def rows_in(key: str, path: str | Path) -> Iterator[tuple[str, Callable[[], Row]
     The function raises a ValueError if the row is malformed. Blank lines are left out.
 
     Args:
-        key: Setting that names the file or directory, without `task.`.
+        key: Setting that names the file or directory, without the prefix `task.`.
         path: The file or directory.
 
     Raises:

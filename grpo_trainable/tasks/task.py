@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from grpo_trainable.protocol.rollout import Rubric
 
 # Keys of `Score.usage`: requests sent to a judge, requests repeated, questions whose answer was
-# known, and tokens.
+# already known, and tokens.
 USAGE = ("calls", "retries", "cached", "prompt_tokens", "completion_tokens")
 
 JSONValue: TypeAlias = (

@@ -1,4 +1,4 @@
-"""Record what a command was asked for, so that only the same command continues its directory."""
+"""Record a command's settings in its output directory, which only the same command continues."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ FINE = {"good", "fork", "print"}
 WHY = {
     "raise": r"KeyError: 'two\\nlines' \(kinds\.py, line \d+\)",
     "hang": "no answer within 3 s",
-    "no text": "TypeError: must return text, got NoneType",
-    "too much": "returned 10,000,000 characters",
+    "no text": "TypeError: an observation must be text, got NoneType",
+    "too much": "an observation has 10,000,000 characters",
     "die": r"its process died \(signal Killed\)",
     "daemon": "no answer within 3 s",
     "slow in all": r"took more than 4\.5 s in total|no answer within 3 s",

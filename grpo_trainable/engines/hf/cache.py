@@ -1,6 +1,6 @@
 """Caches of keys and values for Hugging Face models, allocated once for a whole call.
 
-A rows, N heads of keys and values, C columns, H head size, T tokens.
+Shapes: A rows, N heads of keys and values, C columns, head size H, T tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PreallocatedLayer(DynamicLayer):
         """Set up a layer for at most `columns` columns."""
         super().__init__()
         self._columns = columns
-        self._room: list[Tensor] = []  # storage of keys and values; empty until an update
+        self._room: list[Tensor] = []  # storage of keys and values; empty before an update
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -82,7 +82,7 @@ class Places:
     """The columns to which the rows of a batch write their next tokens, the same in all layers."""
 
     columns: Tensor | None = None  # (A,); None while prompts are written, from the first column on
-    reach: int = 0  # number of columns up to the last of `columns`
+    reach: int = 0  # number of columns in use: the highest index in `columns`, plus 1
 
 
 def episode_cache(config: PreTrainedConfig, columns: int, places: Places) -> DynamicCache:
@@ -103,13 +103,13 @@ def episode_cache(config: PreTrainedConfig, columns: int, places: Places) -> Dyn
 
 
 class EpisodeLayer(PreallocatedLayer):
-    """A cache layer in which each row writes its next token to a column of its own.
+    """A cache layer in which each row writes its next token to the row's entry in `Places.columns`.
 
-    The caller hides the columns that a row has not written.
+    The caller's attention mask hides the columns that a row has not written.
     """
 
     def __init__(self, columns: int, places: Places) -> None:
-        """Set up a layer for at most `columns` columns. The caller changes `places`."""
+        """Set up a layer for at most `columns` columns. The caller updates `places`."""
         super().__init__(columns)
         self._places = places
 
@@ -126,9 +126,9 @@ class EpisodeLayer(PreallocatedLayer):
         return self._show(self._places.reach)
 
     def get_seq_length(self) -> int:
-        """Return the index of the last column that a row writes now.
+        """Return the index of the last column that any row writes in this pass.
 
-        `transformers` computes the mask as if each row wrote this column.
+        `transformers` computes the mask as if every row wrote to this column.
         """
         return super().get_seq_length() if self._places.columns is None else self._places.reach - 1
 
@@ -145,6 +145,6 @@ class EpisodeLayer(PreallocatedLayer):
     def _like(self, states: Tensor) -> Tensor:
         """Return storage filled with zeros for the rows of `states` (A, N, T, H).
 
-        Attention multiplies hidden values by 0, so they must be finite.
+        Attention multiplies the values of masked columns by 0, so these values must be finite.
         """
         return super()._like(states).zero_()

@@ -45,7 +45,7 @@ class HFEngine(LocalEngine):
             tokenizer: Tokenizer of the policy.
             seed: Seed of all draws.
             recompute: Rebuild the cache when weights arrive.
-            plays: Check the model's cache for `play` too.
+            plays: Check that the model's cache also suits `play`.
 
         Raises:
             ValueError: The engine cannot sample from the model token by token. The message is one
@@ -83,7 +83,7 @@ class HFEngine(LocalEngine):
         return decoder.enter(range(rows)), decoder.next(token.expand(rows))
 
     def _probe_of_episodes(self, batch: PromptBatch, token: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same as `_probe_of_responses`, on the cache of episodes."""
+        """Return the logits of `_probe_of_responses`, computed with the cache for episodes."""
         decoder = self._episode_decoder(batch)
         positions = torch.tensor([len(prompt) for prompt in batch.prompts], device=self.device)
         return decoder.first(), decoder.next(token.expand(len(positions)), positions)
@@ -108,7 +108,7 @@ class HFEngine(LocalEngine):
         for prompt, logits in zip(prompts, on_cache, strict=True):
             whole = torch.cat((prompt.to(self.device), last))
             expected = self._logits(self.policy.hidden_states(whole[None])[0, -2:])
-            # The allowed difference, relative to the largest logit, covers rounding in the body.
+            # The allowed difference, relative to the largest logit, covers rounding in the layers.
             allowed = 2.0**-4 if self.policy.head_weight.dtype.itemsize < 4 else 2.0**-10
             if not bool((logits - expected).abs().max() <= allowed * expected.abs().max()):
                 raise ValueError(

@@ -27,7 +27,8 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-# Maximum number of training prompts whose length is measured. This many take a few seconds.
+# Maximum number of training prompts whose length is measured. Measuring all of them takes a few
+# seconds.
 MAX_PROMPTS = 1 << 16
 
 

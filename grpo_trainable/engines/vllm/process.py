@@ -98,7 +98,7 @@ def start_llm(
     Args:
         directory: Directory with config.json.
         backend: Registered name of the weight-transfer engine, which delivers the weights.
-        dtype: Precision of the body.
+        dtype: Precision of the model's layers.
         longest: Maximum number of tokens of a prompt plus its response.
         rows: Maximum number of rows that are sampled together.
         cache: Size of a token in the KV cache.

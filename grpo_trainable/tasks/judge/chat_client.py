@@ -70,7 +70,7 @@ class ChatClient:
         self._url = settings.endpoint.rstrip("/") + "/chat/completions"
         self._key = key
         self._session = requests.Session()
-        # An explicit `auth` keeps `requests` from sending a password of the file ~/.netrc.
+        # An explicit `auth` keeps `requests` from sending a password from the file ~/.netrc.
         self._session.auth = self._authorize
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=settings.concurrency))
@@ -139,7 +139,7 @@ class ChatClient:
 
         Raises:
             _Passing: The endpoint is busy or down.
-            NoAnswer: The endpoint refuses the request, or answers something else.
+            NoAnswer: The endpoint refuses the request, or does not answer with a chat completion.
         """
         said = f"HTTP {reply.status}: {self._shown(reply.body)}".rstrip(": ")
         if reply.status in (408, 409, 425, 429) or reply.status >= 500:
@@ -211,6 +211,6 @@ def _backoff_s(attempt: int) -> float:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return the wait that the endpoint asks for, or 0 if it asks for none in seconds."""
+    """Return the wait that the endpoint asks for, or 0 if it does not give it in seconds."""
     given = headers.get("Retry-After", "")
     return float(given) if given.isascii() and given.isdigit() else 0.0

@@ -73,7 +73,7 @@ def instructions(max_rubrics: int) -> str:
 
 
 def new_rubrics(answer: str, request: Comparison, most: int) -> tuple[Rubric, ...] | None:
-    """Return the new criteria in an answer, or None if the answer has another form.
+    """Return the new criteria in an answer, or None if the answer does not have the right form.
 
     Merits have weight 1 and flaws weight -1. Criteria that exist already and criteria that are too
     long are left out.

@@ -22,7 +22,7 @@ from grpo_trainable.text import did_you_mean
 
 MAX_WEIGHT = 1e6
 RUBRICS = "rubrics"  # name of the reward part from rubrics that the judge writes
-# Names of other parts (see `Score.all_parts`).
+# Names that no criterion may have, because other reward parts have them (see `Score.all_parts`).
 RESERVED = ("answer", "format", RUBRICS)
 # Entries of a request that the judge's file must not set.
 OUR_PARAMETERS = ("messages", "model", "n", "stream")
@@ -71,7 +71,7 @@ class JudgeSettings(Settings):
     )
     concurrency: int = integer(8, minimum=1, maximum=256)  # maximum number of concurrent calls
     timeout_s: float = number(60.0, above=0, maximum=3600)  # time limit of one call
-    retries: int = integer(4, minimum=0, maximum=20)  # repeat calls after a failed call
+    retries: int = integer(4, minimum=0, maximum=20)  # maximum number of retries of a failed call
     # Maximum number of rubrics per prompt that the judge writes. 0: it writes none.
     max_rubrics: int = integer(0, minimum=0, maximum=50)
     parameters: str = json.dumps(PARAMETERS)  # additional entries of each request, as JSON

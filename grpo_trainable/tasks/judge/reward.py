@@ -29,7 +29,7 @@ from grpo_trainable.tasks.reward_function import Responses, RewardFunction
 from grpo_trainable.tasks.task import RewardError, Score
 
 CACHED = 100_000  # maximum number of answers that a process keeps
-# After this many questions of a batch without an answer, the others are not asked.
+# Once the endpoint has left this many questions of a batch unanswered, the others are not asked.
 MAX_UNANSWERED = 10
 # After this share of the time limit, no call waits any longer. At the limit itself, the process
 # would be killed, and the scores of the other responses would be lost.
@@ -134,7 +134,9 @@ class _Call:
         self._changing = Lock()  # guards `_unanswered`
 
     def ask(self, ask: Ask, questions: Iterable[Hashable]) -> None:
-        """Ask those questions whose answers are not known yet. Failures become answers."""
+        """Ask those questions whose answers are not known yet.
+
+        The answer to a question records a failure as its `error`."""
         fresh = []
         for one in dict.fromkeys(questions):
             value = self._judge.known(one)
@@ -160,7 +162,7 @@ class _Call:
     def take(self, one: Hashable, usage: Counter[str]) -> _Answer:
         """Return an answer, and add its cost to `usage`.
 
-        Equal questions share an answer. The cost of the answer counts for the first of them.
+        Equal questions share an answer. Its cost counts for the first of these questions.
         """
         answer = self.answers[one]
         usage += answer.usage
@@ -259,7 +261,7 @@ def judge_reward(path: str) -> RewardFunction:
     """
     settings = read_judge_file(path)
     judge = Judge(settings, api_key(settings))
-    # The field of `Responses` and the part of the reward have the same name.
+    # A field of `Responses` and a part of the reward both have this name.
     rubrics = (RUBRICS,) if settings.max_rubrics else ()
     return RewardFunction(
         score=lambda given: judge.score([given])[0],

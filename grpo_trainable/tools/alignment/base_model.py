@@ -58,7 +58,7 @@ def refuse_missing_template(directory: Path) -> None:
     """Check that the model has a chat template, which conversations need.
 
     Raises:
-        ValueError: If it has none. The message is one line.
+        ValueError: If the model has no chat template. The message is one line.
     """
     if not has_chat_template(directory):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Measure a trained model on the held-out rows: scores of both responses, and new responses.
+"""Measure a trained model on the held-out rows: scores of the rows' responses, and new responses.
 
 TRL's trainer tokenizes the rows and computes the log-probs, so the scores agree with TRL's metrics.
 """

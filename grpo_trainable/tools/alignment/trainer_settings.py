@@ -36,7 +36,8 @@ def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
         assignments: Texts of the form KEY=VALUE.
 
     Raises:
-        ValueError: If a text has another form, or a key is given twice. The message is one line.
+        ValueError: If a text has another form, or a key is given twice or not allowed. The message
+            is one line.
     """
     found: dict[str, str] = {}
     for text in assignments:

@@ -25,7 +25,7 @@ from grpo_trainable.storage.atomic import new_directory
 from grpo_trainable.tools.alignment.run import CHECKPOINTS, Run
 from grpo_trainable.tools.alignment.trainer_settings import own_defaults
 
-ROW = "row"  # column with the index of a held-out row, which TRL keeps
+ROW = "row"  # column with the index of a held-out row; TRL keeps this column
 
 
 class RefusedByTRL(ValueError):
@@ -37,7 +37,7 @@ class Diverged(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the training after a checkpoint. The message says which step it reached."""
+    """A signal ended the training after a checkpoint. The message names the last step."""
 
 
 def build_trainer(run: Run) -> Any:
@@ -97,8 +97,8 @@ def _tokenizer(run: Run) -> Any:
 def _drops_template(run: Run) -> bool:
     """Return True if the model has a chat template, but the rows are texts.
 
-    With its template, the written model would read prompts in another format than it was trained
-    on. A template that the user has set is kept.
+    With its template, the written model would read prompts in a format on which it was not trained.
+    A template that the user has set is kept.
     """
     given = run.settings.get("chat_template_path") is not None
     return not run.train.conversations and not given and has_chat_template(run.model)

@@ -41,7 +41,7 @@ class Corpus:
     digits_alone: bool = False  # True: each digit is a separate token
     shuffle: bool = False  # True: train on the documents in random order
     places: Mapping[str, Document] = field(default_factory=dict)  # "FILE:LINE" -> document
-    files: Mapping[str, str] = field(default_factory=dict)  # files beside the policy: name -> text
+    files: Mapping[str, str] = field(default_factory=dict)  # files to write next to the policy
     # Settings of a trial that starts from the policy, in addition to model.path. {out} is the
     # directory of the policy.
     settings: Mapping[str, str] = field(default_factory=dict)

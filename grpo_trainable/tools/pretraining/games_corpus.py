@@ -2,7 +2,7 @@
 
 The prompt of a document is the first observation. The response is the rest of the episode, actions
 and answers in turn. Most players draw random actions. A share of the guessing players follow the
-hints. A share of the calculating players call the calculator, and most of these write its result.
+hints. A share of the calculating players call the calculator, and most of these copy its result.
 The policy therefore knows the legal moves but plays at random, and GRPO can teach good play. The
 policy also learns to predict the environments' answers, which does no harm.
 """
@@ -77,7 +77,7 @@ def episode(environment: Environment, spec: dict[str, Any], player: Player) -> D
 
 
 def guesser(rng: Random, listens: bool) -> Player:
-    """Return a player that guesses at random. If `listens` is true, guesses agree with hints."""
+    """Return a player that guesses at random. If `listens`, guesses agree with the hints."""
     low, high, last = 0, 9, 0
 
     def play(spec: dict[str, Any], told: str | None) -> str:

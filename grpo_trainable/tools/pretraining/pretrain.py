@@ -33,7 +33,7 @@ CORPORA: dict[str, Callable[[Any], Corpus]] = {
 
 
 def make_corpus(name: str, recipe: Recipe) -> Corpus:
-    """Generate the corpus with a name in `CORPORA`, or read it from a file.
+    """Generate the corpus that `CORPORA` lists as `name`, or read a corpus from the file `name`.
 
     Raises:
         ValueError: If the file cannot be used. The message is one line.

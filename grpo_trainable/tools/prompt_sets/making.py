@@ -73,7 +73,7 @@ class PromptSet:
             what="a set",
             advice="A set cannot be changed or enlarged: repeat",
         )
-        self._prompts = self._read()  # item index -> prompt, or None without a usable prompt
+        self._prompts = self._read()  # item index -> prompt, or None if no answer was usable
 
     @property
     def done(self) -> int:

@@ -102,8 +102,8 @@ def test_what_is_no_arithmetic(expression: str):
     ("turn", "text"),
     [
         ("text", "must return a Turn, got str"),
-        (Turn(None), "must return text, got NoneType"),  # type: ignore[arg-type]
-        (Turn("x" * 1_000_001), "returned 1,000,001 characters"),
+        (Turn(None), "an observation must be text, got NoneType"),  # type: ignore[arg-type]
+        (Turn("x" * 1_000_001), "an observation has 1,000,001 characters"),
         (Turn(reward="1"), "reward must be a number, got str"),  # type: ignore[arg-type]
         (Turn(reward=float("inf")), "reward must be a finite float32, got inf"),
         (Turn(reward=1e39), r"reward must be a finite float32, got 1e\+39"),
