@@ -20,7 +20,7 @@ TOKENS = 8  # tokens per response
 
 
 def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Request]:
-    """Return two requests. Their prompts differ in length, with ids spread over the vocabulary.
+    """Return two requests. Their prompts differ in length, and the ids span the vocabulary.
 
     `longest` is the maximum number of tokens of a prompt plus its response.
     """
@@ -89,7 +89,7 @@ def refuse_disagreement(
     found = mean_difference(engine, policy, requests, pad_id)
     if not found <= allowed:
         raise ValueError(
-            f"its log-probs differ from the learner's by {found:.2g} nats per token although "
-            f"both have the same weights; rounding explains at most {allowed:g}; the "
+            f"the engine's log-probs differ from the learner's by {found:.2g} nats per token, "
+            f"although both have the same weights; rounding explains at most {allowed:g}; the "
             "probabilities in training would differ from those in sampling"
         )

@@ -170,7 +170,7 @@ def _wrong_tokens(
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         yield (
             f"token ids range from {int(ids.min())} to {int(ids.max())}, "
-            f"but must be from 0 to below {vocab_size}"
+            f"but must be at least 0 and below {vocab_size}"
         )
     for name, newest in (("token_versions", engine.version), ("token_rounds", engine.round)):
         stamps = getattr(group, name)[mask]

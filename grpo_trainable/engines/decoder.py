@@ -67,7 +67,7 @@ class EpisodeDecoder(ABC):
 
     Each row writes a token to the column of the token's position, and so overwrites the padding of
     its prompt. The cache therefore does not depend on when an environment answered. At first there
-    are B rows; A of them remain.
+    are B rows. Later, A of them remain.
     """
 
     def __init__(self, batch: PromptBatch, pad_id: int) -> None:

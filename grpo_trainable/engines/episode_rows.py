@@ -81,9 +81,9 @@ class EpisodeRows:
                 return
 
     def extend(self, observation: Observation) -> None:
-        """Continue a waiting row: feed it the observation, or end it.
+        """Feed a waiting row its observation, or end the row.
 
-        If the observation would leave no room for another sampled token, the row ends unfed.
+        The row also ends if the observation would leave no room for another sampled token.
         """
         row = observation.row
         self._waiting.remove(row)

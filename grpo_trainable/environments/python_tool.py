@@ -31,9 +31,10 @@ class PythonTool:
         return str(question)
 
     def step(self, action: str) -> Turn:
-        """Run the last code block of an action. Without code, reward 1 for the right answer.
+        """Run the last code block of an action.
 
-        The answer is the text in `<answer>` tags, or else the whole action.
+        An action without code is an answer. The right answer earns reward 1. The answer is the text
+        in `<answer>` tags or, without such tags, the whole action.
         """
         codes = CODE.findall(action)
         if codes:

@@ -248,7 +248,7 @@ def _contained_python() -> tuple[str, ...]:
 def _interpreter() -> str:
     """Return a Python interpreter outside virtual environments.
 
-    If this process is root, the user `nobody` can execute the interpreter.
+    If this process is root, return one that the user `nobody` can execute.
     """
     base = _base_interpreter()
     if os.geteuid() != 0:

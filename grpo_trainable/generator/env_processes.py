@@ -184,7 +184,7 @@ def _warn_of_unsafe_code() -> None:
 
 
 def check_environment(settings: EnvSettings, spec: JSONValue, prompt: str) -> None:
-    """Begin one episode in a separate process, before Ray starts.
+    """Check, before Ray starts, that the environment can begin an episode in a separate process.
 
     Raises:
         ValueError: The environment cannot be loaded. The message is one line.

@@ -240,7 +240,7 @@ class _Call:
 
 
 def _with_results(group: RolloutGroup, episodes: Sequence[Played]) -> RolloutGroup:
-    """Return the group with the turn rewards and the mean info of its episodes."""
+    """Return the group with its episodes' turn rewards and with the mean of their `info`."""
     earned = torch.full(group.response_ids.shape, torch.nan)
     for row, played in enumerate(episodes):
         for end, reward in played.rewards:

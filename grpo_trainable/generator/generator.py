@@ -61,7 +61,7 @@ class _Rollouts:
 
 
 class _SamplingCancelled(Exception):
-    """Ends a call of `generate` that `cancel` has named."""
+    """Ends a call of `generate` that `cancel` was asked to end."""
 
 
 class Generator:
@@ -107,7 +107,7 @@ class Generator:
         # not been taken out yet.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
-        # The calls that `cancel` has named, each by the index of its first training prompt. Another
+        # The calls to cancel, each identified by the index of its first training prompt. Another
         # thread adds them.
         self._to_cancel: set[int] = set()
         self._sampling: int | None = None  # first training prompt of the current call
@@ -197,7 +197,7 @@ class Generator:
         All requests belong to the same stream, `train` or `eval`. If scoring is slow, the result is
         a `Sampled`, and `score` computes the rewards while the responses to the next requests are
         sampled. Episodes are rewarded while they are played. In an evaluation, both sampling and
-        scoring are timed as the stage `eval`. If `cancel` names the call before the responses are
+        scoring are timed as the stage `eval`. If the call is cancelled before the responses are
         complete, the result is a `Cancelled`.
         """
         self._sampling = requests[0].prompt_index if requests[0].stream == "train" else None

@@ -77,7 +77,7 @@ def reward_function(reference: str, task: Mapping[str, Any] | None) -> RewardFun
 def _rewards_named(reference: str) -> list[Reward]:
     try:
         return rewards_of(reference)
-    except (TypeError, ValueError):  # `load` reports what is wrong with it
+    except (TypeError, ValueError):  # `load` reports the mistake later
         return [Reward(FUNCTION, reference)]
 
 

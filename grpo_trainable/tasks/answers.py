@@ -18,7 +18,10 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\s])")
 
 
 def tagged_answer(response: str) -> str | None:
-    """Return the last text between `</think> <answer>` and `</answer>`, or None if missing."""
+    """Return the text from the last `</think> <answer>` to `</answer>`.
+
+    Return None if either string is missing.
+    """
     _, opened, rest = response.rpartition(ANSWER_OPENS)
     answer, closed, _ = rest.partition(ANSWER_CLOSES)
     return answer.strip() if opened and closed else None

@@ -38,7 +38,7 @@ def parse_problem(row: Mapping[str, Any], *, in_block: bool, own_reward: bool = 
         row: The row.
         in_block: True if the prompt asks for a code block, False if the response continues the
             prompt.
-        own_reward: True if a user's reward function scores responses. It may read the row.
+        own_reward: True if a user's reward function, which may read the row, scores responses.
 
     Raises:
         ValueError: If a field is missing or invalid.
@@ -68,7 +68,7 @@ def _humaneval(row: Mapping[str, Any], in_block: bool) -> tuple[str, dict[str, s
     truth = {"layout": HUMANEVAL, "head": prompt, "tests": tests}
     if not in_block:
         return prompt, truth
-    # The code block defines the entry point. The head keeps all that precedes it in the prompt.
+    # The code block defines the entry point, so the head is only the prompt's text before it.
     truth["head"] = prompt[: definition.start()]
     return f"{INSTRUCTION}\n```python\n{prompt.strip()}\n```\n", truth
 

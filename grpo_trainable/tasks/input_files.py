@@ -32,7 +32,9 @@ class InputChanged(RuntimeError):
 
 
 def input_files(config: GRPOConfig) -> dict[str, Path]:
-    """Return a trial's input files, keyed by config key. Keys of policy files end in `/name`.
+    """Return a trial's input files, keyed by config key.
+
+    The key of a file in a directory, such as a policy, ends in `/` and the name of the file.
 
     The result includes the files that ship with the package, because another version of the package
     may ship different files. It excludes files that cannot be found, such as the files of built-in
@@ -60,7 +62,7 @@ def users_rewards(config: GRPOConfig) -> dict[str, str]:
 
 
 def _rewards(config: GRPOConfig) -> Iterator[tuple[str, Reward]]:
-    """Yield (config key, reward) pairs. Several rewards of a task have keys that end in /NUMBER."""
+    """Yield (config key, reward) pairs. The keys of several rewards of a task end in /NUMBER."""
     settings = {"task.reward": config.task.reward}
     settings |= {f"{_MIXED}{label}/reward": one.task.reward for label, one in config.parts.items()}
     for key, setting in settings.items():

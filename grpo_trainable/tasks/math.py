@@ -37,8 +37,8 @@ MARK = "####"  # precedes the final answer in a GSM8K solution
 def problem_files(settings: TaskSettings) -> dict[str, str]:
     """Return the files to read, keyed by setting.
 
-    A shipped file replaces a missing `train_file`. If both settings are missing, both files
-    are shipped files.
+    A shipped file replaces a missing `train_file`. If `eval_file` is missing too, a shipped file
+    also replaces `eval_file`.
     """
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
     files = {key: path for key, path in given.items() if path is not None}

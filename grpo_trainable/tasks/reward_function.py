@@ -69,7 +69,7 @@ class RewardFunction:
     columns: frozenset[str] = frozenset()  # columns of the data that the function needs
     # Fields of `Responses` that the function reads, besides `texts` and `ground_truth`.
     reads: frozenset[str] = frozenset()
-    name: str = ""  # name of its part in a sum of several rewards
+    name: str = ""  # name of this reward's part in a sum of rewards
     # Names of the reward's parts, if they are known in advance: the rewards of a sum, or the
     # criteria of a judge.
     parts: tuple[str, ...] = ()
@@ -263,7 +263,7 @@ def sum_of(rewards: Sequence[RewardFunction]) -> RewardFunction:
 
     Raises:
         ValueError: Two rewards have the same name, or two judges write rubrics. The message
-            completes a sentence.
+            completes a sentence about the list of rewards.
     """
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):

@@ -59,7 +59,7 @@ class Score:
     answer: str | None = None
     # Further parts that `task.reward_weights` may name, besides the format and the answer.
     parts: Mapping[str, float] = field(default_factory=dict)
-    # The calls of a judge: the keys are those of `USAGE`.
+    # Counts of a judge's calls and tokens. The keys are those of `USAGE`.
     usage: Mapping[str, int] = field(default_factory=dict, compare=False)
     # The new rubrics of the prompt. None: the rubrics do not change.
     rubrics: Sequence[Rubric] | None = field(default=None, compare=False)
@@ -89,8 +89,8 @@ def has_failed(answer: Score | RewardError) -> bool:
 def as_score(result: Any) -> Score:
     """Convert the result of a user's reward function to a `Score`.
 
-    A mapping needs only the key `reward`. By default the answer reward equals the reward, the
-    format reward and the answer are None, and there are no parts.
+    A mapping needs only the key `reward`. By default, the answer reward equals the reward. The
+    format reward and the answer are None by default, and there are no parts.
 
     Args:
         result: A `Score`, a number, or a mapping with the key `reward`.
@@ -171,7 +171,7 @@ def train_size(task: object) -> int | None:
 
 
 def eval_size(task: object) -> int | None:
-    """Return the number of held-out examples before they repeat, or None if not stated.
+    """Return the number of held-out examples before they repeat, or None if the task states none.
 
     A task states the number in its attribute `eval_size`.
     """
@@ -179,7 +179,7 @@ def eval_size(task: object) -> int | None:
 
 
 def sources_of(task: object) -> tuple[str, str] | None:
-    """Return the sources of the training and the held-out examples, or None if not stated.
+    """Return the sources of the training and held-out examples, or None if the task states none.
 
     A task describes the sources for the user in its attribute `sources`.
     """

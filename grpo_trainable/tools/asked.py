@@ -1,4 +1,4 @@
-"""Record a command's settings in its output directory, which only the same command continues."""
+"""Record a command's settings in its output directory, which only the same command can continue."""
 
 from __future__ import annotations
 

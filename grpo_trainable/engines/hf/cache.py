@@ -43,7 +43,7 @@ class PreallocatedLayer(DynamicLayer):
         """Set up a layer for at most `columns` columns."""
         super().__init__()
         self._columns = columns
-        self._room: list[Tensor] = []  # storage of keys and values; empty before an update
+        self._room: list[Tensor] = []  # storage of keys and values; empty before the first `update`
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -81,7 +81,7 @@ class PreallocatedLayer(DynamicLayer):
 class Places:
     """The columns to which the rows of a batch write their next tokens, the same in all layers."""
 
-    columns: Tensor | None = None  # (A,); None while prompts are written, from the first column on
+    columns: Tensor | None = None  # (A,), or None while prompts are written to the first columns
     reach: int = 0  # number of columns in use: the highest index in `columns`, plus 1
 
 
@@ -103,7 +103,7 @@ def episode_cache(config: PreTrainedConfig, columns: int, places: Places) -> Dyn
 
 
 class EpisodeLayer(PreallocatedLayer):
-    """A cache layer in which each row writes its next token to the row's entry in `Places.columns`.
+    """A cache layer in which each row writes its next token to the column that `Places` names.
 
     The caller's attention mask hides the columns that a row has not written.
     """

@@ -177,7 +177,7 @@ def encodable(text: str) -> str:
 def _read(response: requests.Response, end: float) -> bytes:
     """Return the body of a response.
 
-    A time limit of `requests` applies to each wait for bytes, not to the whole answer.
+    The time limit of `requests` applies to each wait for bytes, not to the whole answer.
 
     Raises:
         TimeoutError: The body is not complete at the time `end`.
@@ -211,6 +211,6 @@ def _backoff_s(attempt: int) -> float:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return the wait that the endpoint asks for, or 0 if it does not give it in seconds."""
+    """Return the wait that the header `Retry-After` gives in seconds, or 0 if it gives none."""
     given = headers.get("Retry-After", "")
     return float(given) if given.isascii() and given.isdigit() else 0.0

@@ -56,7 +56,7 @@ class Criterion(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings(Settings):
-    """The contents of a judge's file, checked."""
+    """The checked contents of a judge's file."""
 
     # The URL is checked separately, so that no error message shows a password in it.
     endpoint: str = text("")
@@ -201,7 +201,7 @@ def _criterion(given: Any, number: int) -> Criterion:
 
 
 def _parameters(given: Any) -> str:
-    """Return the parameters of a request as JSON. A null removes a default."""
+    """Return the parameters of a request as JSON. A null removes the parameter."""
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
         raise ConfigError("parameters must be a mapping, such as {temperature: 0}")
     for key in given:

@@ -83,7 +83,7 @@ class Judge:
         return scored
 
     def known(self, question: Hashable) -> Any:
-        """Return the value of the answer to a question, or None if it was not answered yet."""
+        """Return the value of the answer to a question, or None if it has no answer yet."""
         return self._cache.get(_digest(question))
 
     def map(self, ask: Callable[[Any], _Answer], questions: Sequence[Any]) -> Iterable[_Answer]:
@@ -136,7 +136,7 @@ class _Call:
     def ask(self, ask: Ask, questions: Iterable[Hashable]) -> None:
         """Ask those questions whose answers are not known yet.
 
-        The answer to a question records a failure as its `error`."""
+        If a question fails, its answer contains the error."""
         fresh = []
         for one in dict.fromkeys(questions):
             value = self._judge.known(one)

@@ -134,7 +134,7 @@ def _is_conversation(row: Row, columns: Sequence[str]) -> bool:
 
 
 def _mistake_in_response(messages: Sequence[Any]) -> str | None:
-    """Return the mistake in a conversation that ends with the response of the model."""
+    """Return the mistake in a conversation that must end with a response of the model, or None."""
     if not messages:
         return "must have a message"
     mistake = mistake_in_messages(messages)

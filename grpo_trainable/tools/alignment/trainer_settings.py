@@ -109,7 +109,7 @@ def own_defaults(settings: Mapping[str, Any], context: int | None, *, gpu: bool)
     Args:
         settings: The fields that the user has set.
         context: Context length of the model, in tokens.
-        gpu: True: train on a GPU.
+        gpu: True if the model is trained on a GPU.
     """
     defaults: dict[str, Any] = {
         "max_length": min(TRL_MAX_LENGTH, context or TRL_MAX_LENGTH),

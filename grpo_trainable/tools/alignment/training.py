@@ -128,7 +128,7 @@ def notes_on_data(run: Run, trainer: Any) -> list[str]:
 
 
 def train(trainer: Any, checkpoint: Path | None) -> None:
-    """Train to the end.
+    """Train up to the last step.
 
     Args:
         trainer: The result of `build_trainer`.

@@ -51,14 +51,14 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids of a document, including end-of-text, truncated to the context length."""
+    """Token ids of a document, including end-of-text, truncated to fit the context."""
 
     ids: list[int]
     prompt_length: int
 
 
 def encode(tokenizer: Tokenizer, document: Document, context_length: int) -> Row:
-    """Encode a document, and truncate it to the context length."""
+    """Encode a document, and truncate it to fit the context."""
     prompt = tokenizer.encode(document.prompt)
     ids = [*prompt, *tokenizer.encode(document.response), tokenizer.eos_id]
     # Keep one more id than the context length, because the last id is only a target.

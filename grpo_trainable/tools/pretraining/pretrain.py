@@ -58,7 +58,10 @@ def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measure
 
     model = TransformerLM(config, recipe.seed)
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"{len(rows):,} documents, {tokenizer.vocab_size} tokens, {parameters:,} parameters")
+    print(
+        f"{len(rows):,} documents, a vocabulary of {tokenizer.vocab_size} tokens, "
+        f"{parameters:,} parameters"
+    )
     started = time.process_time()
     counts = train(model, rows, recipe, tokenizer.pad_id, shuffle=corpus.shuffle)
     train_cpu_s = time.process_time() - started

@@ -108,7 +108,7 @@ class Storyteller:
             raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
         self._nouns = list(nouns)
         self._rng = rng
-        # Shipped nouns also serve as scenery, because `nouns` may lack nouns of some kind.
+        # Shipped nouns also serve as scenery, because `nouns` may lack nouns of some kinds.
         scenery = dict.fromkeys([*nouns, *read_keywords(NOUNS_FILE)])
         self._by_kind = {
             kind: [noun for noun in scenery if kind_of(noun) == kind] for kind in (*KINDS, THING)

@@ -47,7 +47,7 @@ def test_an_engine_of_the_same_weights_agrees_and_one_of_others_is_refused():
     found = mean_difference(engine, other, requests, TOKENS.pad_id)
     assert found > 0.1
     with pytest.raises(
-        ValueError, match=rf"^its log-probs differ from the learner's by {found:.2g}"
+        ValueError, match=rf"^the engine's log-probs differ from the learner's by {found:.2g}"
     ):
         refuse_disagreement(engine, other, requests, TOKENS.pad_id)
 

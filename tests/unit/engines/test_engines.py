@@ -95,11 +95,11 @@ def longer(tokens: int) -> RolloutGroup:
         ([with_entry("behaviour_log_probs", 0.5)], "a log-prob of 0.5 is above 0"),
         (
             [with_entry("response_ids", 10)],
-            "token ids range from 0 to 10, but must be from 0 to below 10",
+            "token ids range from 0 to 10, but must be at least 0 and below 10",
         ),
         (
             [with_entry("response_ids", -1)],
-            "token ids range from -1 to 0, but must be from 0 to below 10",
+            "token ids range from -1 to 0, but must be at least 0 and below 10",
         ),
         (
             [with_entry("token_versions", 2)],
