@@ -136,7 +136,8 @@ class _Call:
     def ask(self, ask: Ask, questions: Iterable[Hashable]) -> None:
         """Ask those questions whose answers are not known yet.
 
-        If a question fails, its answer contains the error."""
+        If a question fails, its answer contains the error.
+        """
         fresh = []
         for one in dict.fromkeys(questions):
             value = self._judge.known(one)
