@@ -24,7 +24,7 @@ class PromptBatch:
     prompts: list[Tensor]  # (P,) int64 each
     fan_out: Tensor  # (B,) int64, index of each row's prompt
     max_new_tokens: int
-    slots: int | None = None  # maximum number of rows in the batch, if less than B
+    slots: int | None = None  # maximum number of rows in the batch; None: no limit
 
     @property
     def longest(self) -> int:

@@ -124,7 +124,7 @@ class ProblemWriter:
         Args:
             rng: Source of all random draws.
             largest: Largest number in a problem.
-            most_operations: Largest number of operations in a problem. The smallest number is 1.
+            most_operations: Maximum number of operations in a problem. The minimum is 1.
         """
         self._rng = rng
         self._largest = largest
