@@ -304,7 +304,7 @@ class Generator:
             return self._earn(self.engine, requests, self.between_tokens)
         if self._player is None:
             return self._sample(requests, self.between_tokens), None
-        assert isinstance(self.engine, PlayingEngine), "the check of the config rejects other engines"
+        assert isinstance(self.engine, PlayingEngine), "the config check rejects other engines"
         groups, scores = self._player.play(self.engine, requests, self.between_tokens)
         check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
         scores = [[self._with_every_part(score) for score in own] for own in scores]

@@ -435,8 +435,8 @@ def check_reward(
 ) -> None:
     """Check, before Ray starts, that a `ProcessScorer` can start and suits the data.
 
-    A function is imported in a separate process but is not called. A reward model is checked in that
-    process, but its weights are not read. A judge is asked one question.
+    A function is imported in a separate process but is not called. A reward model is checked in
+    that process, but its weights are not read. A judge is asked one question.
 
     Args:
         reward: See `ProcessScorer`.

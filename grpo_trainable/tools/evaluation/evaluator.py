@@ -136,7 +136,7 @@ class Evaluator:
             groups = self._engine.generate(requests, between_tokens)
             check_groups(name, self._engine, requests, groups, self.policy.tokenizer, vocab_size)
             return groups, None
-        assert isinstance(self._engine, PlayingEngine), "the check of the config rejects other engines"
+        assert isinstance(self._engine, PlayingEngine), "the config check rejects other engines"
         groups, scores = self._player.play(self._engine, requests, between_tokens)
         check_played(name, self._engine, requests, groups, vocab_size)
         return groups, [score for own in scores for score in own]
