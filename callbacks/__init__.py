@@ -22,8 +22,8 @@ def grpo_callbacks(
 ) -> list[Callback]:
     """Return all callbacks, in the required order, for `tune.RunConfig(callbacks=…)`.
 
-    Your own callbacks may come before or after these. They get the same rows, whose values are
-    plain data.
+    Your own callbacks may come before or after these. All callbacks get the same rows, whose
+    values are plain data.
 
     The callbacks need the Trainable that `grpo_trainable.trainable.register` registers as "GRPO",
     because rows of a plain `GRPOTrainable` have no responses, spans or version changes. The
@@ -80,7 +80,8 @@ def grpo_callbacks(
         ResultJsonCallback(),
         ProgressCsvCallback(),
         mirror,  # may wait until the object store has the files that the callbacks above wrote
-        # They read result.json. A slow tracker must not delay the copies in the object store.
+        # The trackers' callbacks read result.json. They come after the mirror, so that a slow
+        # tracker does not delay the copies in the object store.
         *(TrackerCallback(name, experiment) for name in trackers),
         CheckpointOnInterrupt(mirror.not_copied),
     ]

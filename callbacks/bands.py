@@ -52,7 +52,7 @@ class Band:
     form: str  # format of a value
     high: Callable[[float], float]
     low: Callable[[float], float] = lambda start: -math.inf
-    told: str  # the band in words, with `{start}` and `{high}`
+    told: str  # the band in words; `{start}` and `{high}` stand for their values
     advice: str
     judges: Callable[[GRPOConfig], bool]  # True for trials in which leaving the band is a bad sign
 
@@ -68,9 +68,10 @@ class Band:
 
 
 def _kl_per_token(row: Row) -> float | None:
-    """Return the lower end of the KL's interval, so a sampling error alone causes no warning.
+    """Return the lower end of the interval around a row's KL, divided by the tokens per response.
 
-    Rows of earlier versions have no standard error, because those versions measured all responses.
+    With the lower end, a sampling error alone causes no warning. Rows that an earlier version of
+    this package wrote have no standard error, because that version measured all responses.
     """
     nats, tokens = row.get(KL), row.get("response/length_mean")
     return None if nats is None or not tokens else (nats - _margin(row)) / tokens
@@ -81,7 +82,7 @@ def _standard_error(row: Row) -> float:
 
 
 def _margin(row: Row) -> float:
-    """Return half the width of the KL's interval in a row."""
+    """Return half the width of the interval around a row's KL."""
     return STANDARD_ERRORS * _standard_error(row)
 
 
@@ -164,7 +165,7 @@ class Watch:
 
 
 def watches_of(config: GRPOConfig) -> list[Watch]:
-    """Return a watch for each band that applies to a trial."""
+    """Return a `Watch` for each band that applies to a trial."""
     rounds = max(ROUNDS, -(-RESPONSES // schedule.responses_per_round(config)))
     return [Watch(band, rounds) for band in BANDS if band.judges(config)]
 
@@ -176,8 +177,9 @@ class BandsCallback(FailSafeCallback):
     """Compares each trial's rows with the trial's bands.
 
     - `BANDS`: the callback warns at most once for each band of a trial.
-    - `rollout.max_new_tokens`: if most responses of the first round are truncated, the callback
-      prints a line that is not a warning, because a low limit may be intended.
+    - `rollout.max_new_tokens`: if more than a quarter of the responses of the first round are
+      truncated, the callback prints a line. This line is not a warning, because a low limit may be
+      intended.
     - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
       falls below the band after having been inside. The callback prints a line when the KL returns
       to the band. The KL has left the band only if its interval, the estimate ± two standard
@@ -188,7 +190,7 @@ class BandsCallback(FailSafeCallback):
     """
 
     def __init__(self) -> None:
-        # Trial -> the position of its KL relative to `callbacks.kl_band` in its last round.
+        # Trial id -> the position of the KL relative to `callbacks.kl_band` in the last round.
         self._places: dict[str, str] = {}
         self._watches: dict[str, list[Watch]] = {}
 
@@ -216,7 +218,7 @@ class BandsCallback(FailSafeCallback):
             _judge_kl(label(trial), config, result, before, place)
 
     def _take_earlier(self, trial: Any, config: GRPOConfig, round_: int) -> None:
-        """Read the rows before `round_` from a trial's `result.json`, without any warnings."""
+        """Read the rows before `round_` from a trial's `result.json`, without giving warnings."""
         watches = watches_of(config)
         place = _place(config, {KL: 0.0}, "inside")  # the KL of the initial policy
         for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ():
@@ -232,7 +234,7 @@ class BandsCallback(FailSafeCallback):
 
 
 def _tell_of_limit(trial: str, config: GRPOConfig, row: Row) -> None:
-    """Print a line if many responses of a round are truncated."""
+    """Print a line if many responses of the first round are truncated."""
     share = row.get("response/truncated_fraction", 0.0)
     if share > TRUNCATED_ABOVE:
         limit = config.rollout.max_new_tokens

@@ -1,4 +1,4 @@
-"""Track checkpoints that trials have removed, and checkpoints copied from other trials."""
+"""Track removed checkpoints, and trials that continue from another trial's checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CheckpointCallback(FailSafeCallback):
         self._unwritten: dict[str, str] = {}  # trial id -> label, for trials whose last save failed
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Record that the current save wrote a checkpoint, and forget removed checkpoints."""
+        """Record that the current save wrote a checkpoint. Make Tune forget removed checkpoints."""
         self._written.add(trial.trial_id)
         forget_missing(trial.run_metadata.checkpoint_manager)
 
@@ -78,6 +78,6 @@ def forget_missing(manager: Any) -> None:
 
 
 def path_of(result: Any) -> AnyPath | None:
-    """Return the directory of a checkpoint that Tune has recorded, or None if there is none."""
+    """Return the directory of the checkpoint in Tune's `result`, or None if there is none."""
     checkpoint = getattr(result, "checkpoint", None)
     return None if checkpoint is None else path_on(checkpoint.filesystem, checkpoint.path)

@@ -109,8 +109,8 @@ class ConsoleCallback(FailSafeCallback):
         ended = sum(other.is_finished() or other is trial for other in trials)
         rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
         rounds = config_of(trial).rounds
-        # After a restore, Tune may not know the newest rows. But after an interrupt, the file may
-        # have rows that the trial would have repeated.
+        # After a restore, Tune may not know the newest rows of `result.json`. But after an
+        # interrupt, `result.json` may have rows of rounds that the trial would have repeated.
         whole = bool(rows) and rows[-1]["training_iteration"] == rounds
         if whole and not save_on_interrupt.requested.is_set():
             shown = {k: v for k, v in rows[-1].items() if type(v) in (int, float)}

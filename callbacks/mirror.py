@@ -35,7 +35,7 @@ from grpo_trainable.text import plural
 logger = logging.getLogger(__name__)
 
 PASS_S = 1.0  # pause between two passes
-IDLE_S = 8.0  # longest pause, after a while without changes
+IDLE_S = 8.0  # longest pause between two passes, while no file changes
 LAST_S = 60.0  # time limit for copying the remaining files at the end of the experiment
 SILENT_S = 15.0  # a store that has accepted no file for this long counts as silent
 AT_ONCE = 8  # files copied in parallel
@@ -78,13 +78,13 @@ class Mirror:
         self._news = False  # set when a row is written, to end an idle pause
         self._hurry = False  # set when a caller requests a pass, to end any pause
         self._end = False
-        self._changes = threading.Condition()  # guards the four attributes above
+        self._changes = threading.Condition()  # guards `_passes`, `_news`, `_hurry` and `_end`
         # A daemon, because the program must be able to end while the store is silent.
         self._thread = threading.Thread(target=self._run, name=f"mirror {local.name}", daemon=True)
         self._thread.start()
 
     def cut(self, last: int) -> None:
-        """In the next pass, remove Parquet files of rounds after `last` that only the store has.
+        """In the next pass, remove Parquet files of rounds after `last` if only the store has them.
 
         Args:
             last: Last round whose Parquet files are all kept.
@@ -121,7 +121,7 @@ class Mirror:
         return not self._failing and self._clock() - self._answered_at < SILENT_S
 
     def wait_for_pass(self, at_most_s: float) -> None:
-        """Make the next pass begin immediately, and wait until a pass has ended."""
+        """Make the next pass begin now, and wait up to `at_most_s` seconds until it has ended."""
         with self._changes:
             passes, self._hurry = self._passes, True
             self._changes.notify_all()
@@ -197,7 +197,7 @@ class Mirror:
             # row in the store must also have its Parquet files there.
             if (after := self._cut_after) is not None:
                 self._remove_after(after)
-                if self._cut_after == after:  # unless `cut` has been called again
+                if self._cut_after == after:  # `cut` may have been called again during the pass
                     self._cut_after = None
 
     def _bring_all(self, changed: Mapping[str, State]) -> None:
@@ -300,8 +300,8 @@ class MirrorCallback(RoundWriter):
                 put_older_aside(trial_directory(trial), place)
             except OSError as error:
                 # It is unknown whether the store has rows that are later than the local ones. The
-                # trial must read the same rows, so it will fail unless the store answers again by
-                # then. In that case, `cut` starts the mirror.
+                # trial must read the rows in the store too, so it fails if the store still does not
+                # answer. If the store answers again by then, `cut` starts the mirror.
                 said = f"the rows in {place} cannot be read ({reason(error)})"
                 print(f"{label(trial)}: {said}", flush=True)
                 return
@@ -394,7 +394,8 @@ def put_older_aside(local: Path, stored: StoredPath) -> None:
         aside = local.with_name(f"{local.name}-until-round-{last}-{time.time_ns()}")
         local.rename(aside)
         local.mkdir()
-        print(f"{stored} has later rows; this machine's files are now in {aside}", flush=True)
+        told = f"{stored} has later rows than this machine, whose files are now in {aside}"
+        print(told, flush=True)
 
 
 def tell(trial: Any, mirror: Mirror) -> None:

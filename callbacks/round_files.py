@@ -1,4 +1,4 @@
-"""Write the details of each round to Parquet files, one part per round."""
+"""Write the responses, gradient steps and version changes of each round to Parquet files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class GradientStepsCallback(RoundWriter):
 
 
 class VersionLogCallback(RoundWriter):
-    """Writes version changes to `versions/part-*.parquet`.
+    """Writes each change of an actor's policy version to `versions/part-*.parquet`.
 
     In a verbose trial, the callback also prints a line for each change, and a histogram of lags
     when the trial ends.

@@ -25,7 +25,7 @@ from grpo_trainable.storage.stop_requests import TuneStopRequest, forget_all
 from grpo_trainable.storage.trial_storage import checkpoint_at, path_on
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LEAST_LOST_S = 0.5  # shortest abandoned part of a round that is reported
+LEAST_LOST_S = 0.5  # abandoned work that took less time than this is not reported
 
 # Set once the user has asked the experiment to end. One event suffices, because a process never
 # runs two experiments at the same time.

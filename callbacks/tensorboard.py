@@ -35,7 +35,8 @@ BINS = 30  # number of equal bins in a histogram, from its minimum to its maximu
 LAYOUT: dict[str, summaries.Charts] = {
     "reward": {
         "held-out and train": ["reward/eval_mean", "reward/train_mean"],
-        # Shown with the reward, because a policy may earn reward with longer or shorter responses.
+        # The length is shown beside the reward, because a policy may earn reward with longer or
+        # shorter responses.
         "tokens per response": ["response/length_mean"],
         "format and answer": ["reward/format_mean", "reward/answer_mean"],
     },
@@ -60,7 +61,7 @@ def layout(labels: Iterable[str]) -> dict[str, summaries.Charts]:
     """Return the layout for a trial.
 
     Args:
-        labels: Labels of the tasks in the trial's mix. Empty without a mix.
+        labels: Labels of the tasks in `task.mix`. Empty if the trial has no mix.
     """
     charts = {label: [f"eval/{label}/reward_mean", f"task/{label}/reward_mean"] for label in labels}
     return {**LAYOUT, "tasks, held-out and train": charts} if charts else LAYOUT
@@ -128,7 +129,7 @@ class EventFile:
 
         Args:
             directory: Directory of the file.
-            purge_step: Readers should ignore this step and later steps in earlier files.
+            purge_step: The first step that readers should ignore in earlier files.
             head: The first summary in the file.
 
         Raises:

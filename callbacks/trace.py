@@ -24,10 +24,11 @@ OPEN, END = b"[\n", b"]\n"
 
 
 class TraceCallback(RoundWriter):
-    """Appends the spans of each round to `trace.json`: a row for the trial, then a row per actor.
+    """Appends the spans of each round to `trace.json`.
 
-    Work that an actor's other threads do during its calls (fetching weights, scoring) has a
-    separate row. The file is a JSON array with one event per line, complete after every round.
+    A viewer shows a row for the trial, then a row per actor. Work that an actor's other threads do
+    during its calls (fetching weights, scoring) has a separate row. The file is a JSON array with
+    one event per line, and the array is closed after every round.
     Times are in microseconds since 1970, by the clock of the trial's process.
     """
 

@@ -5,7 +5,7 @@ read while the trial runs, and no data is left in Ray's session directory if the
 If the storage path is in an object store, `callbacks.mirror` copies the files to the store.
 
 When a trial restarts from a checkpoint, later rounds stay in the files. When the trial repeats the
-first of these rounds, they are cut from the files.
+first of these rounds, all of them are cut from the files.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def config_of(trial: Any) -> GRPOConfig:
 
 
 def mixed_tasks(trial: Any) -> list[str]:
-    """Return the labels of the tasks that a trial mixes. Empty without a mix."""
+    """Return the labels of the tasks in a trial's `task.mix`, or [] if the trial has no mix."""
     task = expand_set(trial.config).get("task") or {}
     return list(mix_of(task.get("mix")))
 
@@ -174,7 +174,7 @@ def label(trial: Any) -> str:
 def set_verbose(on: bool) -> None:
     """Set whether the callbacks of this process print more lines.
 
-    The flag is a global, because Tune pickles callbacks with the experiment, and a resumed
+    The flag is a global variable, because Tune pickles callbacks with the experiment, and a resumed
     experiment may be more or less verbose than the original one.
     """
     global _verbose

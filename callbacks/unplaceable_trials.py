@@ -51,6 +51,7 @@ class UnplaceableTrialsCallback(FailSafeCallback):
                 print(
                     f"{label(trial)} waits for room: its actors need {shown(bundles)}, each on one "
                     f"node, but the nodes that are alive have {shown(nodes)}. The trial continues "
-                    "when a node with room joins. If none will join, lower its resources.*",
+                    "when a node with room joins. If none will join, lower the trial's "
+                    "resources.*",
                     flush=True,
                 )

@@ -94,6 +94,8 @@ def add_verdict_options(
 ) -> argparse._ArgumentGroup:
     """Add a group with the options for verdicts on arms, and return the group.
 
+    A verdict compares the held-out reward of an arm with that of the baseline.
+
     Args:
         parser: The parser of the command.
         description: Says what the command does with these options, and what it does without them.
@@ -115,7 +117,7 @@ def add_verdict_options(
     group.add_argument(
         "--baseline",
         metavar="ARM",
-        help="the arm that verdicts compare the other arms with (the first arm)",
+        help="the arm with which verdicts compare the other arms (the first arm)",
     )
     return group
 
@@ -204,8 +206,8 @@ def output_dropped_on_error() -> Iterator[None]:
     finally:
         for name, (stream, droppable) in guarded.items():
             droppable.end()
-            # A live table that started before this block may have ended inside it and restored the
-            # stream that it had replaced.
+            # A live table replaces the stream while the table runs. If a table started before this
+            # block and ended inside it, the table has restored the stream already.
             if getattr(sys, name) is droppable:
                 setattr(sys, name, stream)
 
@@ -239,7 +241,7 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # affects every writer, since the stream has no reader
+            _discard(self._stream)  # for every writer, because the stream has no reader any more
         except OSError:
             return  # keep the stream: a full disk may have space later
 

@@ -26,7 +26,10 @@ def rate(value: float) -> str:
 
 
 def shown_truth(truth: Any) -> str:
-    """Return a ground truth in readable form: strings as they are, other values as JSON."""
+    """Return a ground truth in readable form.
+
+    A string, or a list of strings, becomes plain text. Any other value becomes JSON.
+    """
     texts = truth if isinstance(truth, list) else [truth]
     words = [text for text in texts if isinstance(text, str)]
     return ", ".join(words) if words == texts else json.dumps(truth, ensure_ascii=False)

@@ -101,7 +101,7 @@ class GRPOTrainable(tune.Trainable):
         self.trial = cast("Trial", InvalidTrial(error))
 
     def _stop_request(self) -> TuneStopRequest | None:
-        """Return the request that `CheckpointOnInterrupt` may make, or None outside Tune."""
+        """Return the request to stop that the driver may make, or None outside Tune."""
         return None if self._storage is None else TuneStopRequest(self.trial_id)
 
     def step(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class GRPOTrainable(tune.Trainable):
         return {**report.metrics, "done": report.last, "should_checkpoint": self.trial.due}
 
     def _ran(self, report: RoundReport) -> None:
-        """Use the report of a round, before `step` returns the row. Subclasses override this."""
+        """Do nothing. A subclass may use the report of a round before `step` returns its row."""
 
     def _stop(self, lost_s: float) -> None:
         """Save the last finished round unless it is already saved, and wait for Tune's run to end.
@@ -327,12 +327,12 @@ def register(
     files: Mapping[str, bytes] | None = None,
     replaced: Collection[str] = (),
 ) -> None:
-    """Register the Trainable with Tune as "GRPO", with details for the callbacks.
+    """Register `DetailedGRPO`, whose rows carry details for the callbacks, with Tune as "GRPO".
 
     Args:
         inputs: The result of `input_files.digests_of_all` for the trials. A trial fails if a file
             that it would read has changed since the digests were computed; the error names the
-            file. None: each trial reads the files as they are.
+            file. None: nothing is compared.
         files: The result of `shipping.contents`, for machines that lack the user's files.
         replaced: SHA-256 of earlier versions of files. A trial continues from a checkpoint even if
             the checkpoint was written with one of these versions.

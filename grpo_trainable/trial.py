@@ -54,8 +54,8 @@ from grpo_trainable.telemetry.timers import Span, WallClock, now
 
 logger = logging.getLogger(__name__)
 
-# An actor's process, reservation and transport are built from these keys. If only other keys
-# change, the actor can be reset instead of replaced.
+# An actor's process, reservation and transport are built from the settings under these keys. If
+# only other settings change, the actor can be reset instead of replaced.
 BUILT_INTO_ACTORS = ("placement", "resources", "transport")
 
 
@@ -232,8 +232,8 @@ class Trial:
     def _completed(self, report: RoundReport) -> RoundReport:
         """Complete the pipeline's report of a round with values that only the trial measures.
 
-        These values are the load from other processes, the times and costs, the checkpoints and the
-        warnings. Warnings are also logged.
+        These values are the share of CPU time taken by other work, the times and costs, the
+        checkpoints and the warnings. Warnings are also logged.
         """
         row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
         row["fleet/niceness"] = float(self._niceness)
@@ -266,7 +266,7 @@ class Trial:
         return self._learners.state()
 
     def _disturbance(self, round_: int) -> dict[str, float]:
-        """Return the share of this machine's CPU time that other processes used.
+        """Return the share of this machine's CPU time that other work took from the trial.
 
         The share is measured since the end of the previous round. The result is empty if the share
         is unknown.
@@ -449,7 +449,7 @@ class Trial:
         If the user has deliberately replaced a file, add a note.
 
         Raises:
-            InputChanged: Another file has changed.
+            InputChanged: A file has changed, and the user has not replaced it deliberately.
         """
         replaced = {key for key, digest in before.items() if digest in self._replaced}
         kept = {key: digest for key, digest in before.items() if key not in replaced}

@@ -22,8 +22,8 @@ from callbacks.trackers.tracked_run import (
 from callbacks.trial_files import continued_file, label, read_rows
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 
-SHARE = 0.1  # maximum share of the time that training waits for a tracker
-LONGEST_S = 1.0  # after this time, the callback sends no more rounds until the next row arrives
+SHARE = 0.1  # training waits for a tracker during at most this share of the time
+LONGEST_S = 1.0  # after sending for this long, the callback waits for the next row
 
 
 class TrackerCallback(FailSafeCallback):
@@ -75,7 +75,8 @@ class TrackerCallback(FailSafeCallback):
         row = full_row(result)
         with self._errors_printed(trial):
             run = self._run(trial, row)
-            began = self._clock()  # a successful opening does not count, because it is not repeated
+            # A successful opening does not lengthen the pause, because the run stays open.
+            began = self._clock()
             lacks_more = row["training_iteration"] > run.next_round
             rows = [*_rows(trial), row] if lacks_more else [row]
             send_rows(run, takewhile(lambda _: self._clock() < began + LONGEST_S, rows))

@@ -13,7 +13,7 @@ import wandb  # pyright: ignore[reportMissingImports]
 from callbacks.trackers.tracked_run import PROJECT, State, TrackedTrial, TrackerError, clean
 
 OFFLINE = ("offline", "disabled", "dryrun")  # modes that need no login
-WAIT_S = 30.0  # longest wait for the server, because the other trials wait too
+WAIT_S = 30.0  # limit on waits for the server, during which the other trials wait too
 
 
 def check_login() -> None:
@@ -50,7 +50,7 @@ class Run:
             config=dict(trial.settings),
             resume="allow",
             allow_val_change=True,
-            reinit="create_new",  # trials may run at the same time
+            reinit="create_new",  # several trials may have open runs at the same time
             settings=wandb.Settings(
                 console="off",  # the command's output is about all trials
                 silent=True,

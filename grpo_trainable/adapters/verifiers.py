@@ -20,7 +20,7 @@ def verifiers_environment(**config: Any) -> type:
 
     An episode's specification is {"idx": N}, the number of a task in the taskset. An action is the
     agent's reply. The last action earns the reward of the trace. The trace's metrics become the
-    `info` of that turn.
+    `info` of the last turn.
 
     Args:
         **config: Fields of the `EnvConfig` for `load_environment`: `taskset={"id": …}`, and one

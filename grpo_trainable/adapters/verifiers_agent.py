@@ -94,7 +94,7 @@ class Conversation:
         self._unread.append((vf.UserMessage, task.data.prompt_text))
 
     async def turn(self, message: Any = None) -> Any:
-        """Return the policy's reply as a `Segment`; after `max_turns` turns, a terminated one."""
+        """Return the policy's reply as a `Segment`, or a terminated one after `max_turns` turns."""
         if self._most_turns is not None and self.trace.num_turns >= self._most_turns:
             self.trace.stop("max_turns")
             return self._vf.Segment(messages=[], terminated=True)
@@ -149,6 +149,6 @@ def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
 
 
 def shared_parts(vf: Any, env: Any) -> list[str]:
-    """Return the environment's features that its episodes would share on a server."""
+    """Return the environment's features that episodes would share if a server ran them."""
     found = ["start"] if type(env).start != vf.Env.start else []
     return found + (["tools"] if env.taskset.toolsets(env.taskset.config) else [])

@@ -28,8 +28,8 @@ ANY_BUNDLE = -1
 # itself divides each wait into intervals of this length, so calling `look` between two intervals
 # interrupts no transfer.
 LOOK_S = 1.0
-# The text of an error begins with one of these if the error reports a mistake in the settings or in
-# the user's code. If an actor's constructor raises such an error, Ray keeps only its text.
+# The text of an error that reports a mistake in the settings or in the user's code begins with one
+# of these. If an actor's constructor raises such an error, Ray keeps only the error's text.
 MISTAKES = tuple(f"{kind.__module__}.{kind.__qualname__}: " for kind in (ConfigError, PluginError))
 
 
@@ -72,8 +72,8 @@ class RayActor:
         """
         self._name = name
         self._concurrent: Sequence[str] = getattr(cls, "CONCURRENT", ())
-        # Without explicit resources, Ray would require a whole CPU for the actor. The placement
-        # group may not have a whole CPU.
+        # Without explicit resources, Ray would require a whole CPU for the actor. It is possible
+        # that no bundle of the placement group has a whole CPU.
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
         if self._concurrent:
             options["concurrency_groups"] = dict.fromkeys(self._concurrent, 1)
@@ -156,7 +156,7 @@ class RayRuntime:
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
-        """Wait up to `timeout_s` seconds for the first of `calls`, and return all that are done."""
+        """Wait up to `timeout_s` seconds until a call is done, and return all that are done."""
         by_ref = {call.ref: call for call in calls}
         done, end = [], self.now() + timeout_s
         while not done:

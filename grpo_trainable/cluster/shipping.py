@@ -38,7 +38,7 @@ def lacking(files: Mapping[str, str]) -> list[str]:
         files: Path -> expected SHA-256.
 
     Raises:
-        ShippingError: This machine has a different file at a path.
+        ShippingError: This machine has a different file at a path, or cannot read the file there.
     """
     here = [path for path in files if Path(path).exists()]
     for path in here:

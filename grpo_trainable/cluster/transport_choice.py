@@ -126,7 +126,7 @@ def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
 
 
 def make_sender(key: str, far_machines: int = 0) -> WeightSender:
-    """Return the learner's end of a transport. It sends frozen tensors only once.
+    """Return the learner's end of a transport, which sends frozen tensors only once.
 
     Args:
         key: The transport, as `Choice.key`.
@@ -161,5 +161,5 @@ def make_both_ends(key: str) -> Any:
 
 
 def _made(by: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return a transport record's function, which is given directly or as `module:name`."""
+    """Return the function that a transport record gives directly or as `module:name`."""
     return load("transport", by) if isinstance(by, str) else by

@@ -252,7 +252,7 @@ class TrialActors:
         self._clock_ahead(node)
 
     def clock_offset(self, name: str) -> float:
-        """Return the seconds by which an actor's machine clock is ahead of this machine's clock."""
+        """Return how far the clock of an actor's machine is ahead of this machine's, in seconds."""
         index = [actor.name for actor in self._actors].index(name)
         return self._clock_ahead(places_of_bundles().get(resources.bundle_of(self._config, index)))
 
@@ -268,7 +268,7 @@ class TrialActors:
         processes = []
         for call in self._runtime.wait(self._unidentified, 0.0) if self._unidentified else []:
             self._unidentified.remove(call)
-            with contextlib.suppress(ActorFailed):  # the pipeline will notice the actor's end
+            with contextlib.suppress(ActorFailed):  # the pipeline will report the loss
                 processes.append(self._runtime.result(call))
         return processes
 
@@ -315,7 +315,7 @@ def form_group(learners: Sequence[RayActor]) -> list[RayCall]:
     """Submit the calls that start the learners and connect them to each other.
 
     The learners meet at an address of the first learner. This function does not wait for any
-    answer: if an argument is the answer to another call, Ray waits for it and passes its value.
+    answer: if an argument refers to the answer to another call, Ray waits for that answer.
     """
     addresses = [learner.submit_function("start", own_address) for learner in learners]
     place = learners[0].submit("start", "host", addresses[0].ref)

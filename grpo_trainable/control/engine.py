@@ -41,7 +41,8 @@ class _Episode(RecordedRow):
     observations: list[np.ndarray] = field(default_factory=list)
     actions: list[Tensor] = field(default_factory=list)  # (A,) each; only for continuous actions
     rewards: list[float] = field(default_factory=list)
-    info: dict[str, float] = field(default_factory=dict)  # sums over the actions
+    # The numbers in the environment's `info`, each summed over the actions.
+    info: dict[str, float] = field(default_factory=dict)
     over: bool = False
     error: str | None = None  # the error that ended the episode
 
@@ -123,7 +124,10 @@ class ControlEngine(LoadedWeights):
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], list[Scores]]:
-        """Return a group for each request, with a reward per action, and the episodes' scores."""
+        """Return a group of episodes for each request, and the scores of all episodes.
+
+        The groups contain a reward for each action.
+        """
         limits = common_limits(requests)
         episodes = self._thread.submit(self._begun, requests, limits.max_new_tokens).result()
         for step in range(limits.max_new_tokens):

@@ -94,7 +94,7 @@ def _known(name: str) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def spaces_of(name: str) -> Spaces:
-    """Return the spaces of an environment from `make_environment`.
+    """Return the spaces of the environment that `make_environment` creates.
 
     Raises:
         ValueError: For the same reasons as in `make_environment`, or if a space is not supported.

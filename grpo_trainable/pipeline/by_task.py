@@ -21,7 +21,7 @@ OF_A_ROUND = {
 
 
 class ByTask:
-    """Computes metrics for each task of a mix. Without a mix, there are no such metrics."""
+    """Computes metrics for each task in `task.mix`. There are none if the trial has no mix."""
 
     def __init__(self, config: GRPOConfig) -> None:
         self._mixture = mixture_of(config)

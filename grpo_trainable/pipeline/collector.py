@@ -92,7 +92,7 @@ class Collector:
     # ---- Stragglers --------------------------------------------------------------------------
 
     def may_give_up(self, chunk: Chunk) -> bool:
-        """Return True if a chunk may be given up. No prompt is requeued twice."""
+        """Return True if a chunk may be given up. A prompt that was requeued before may not be."""
         return self._requeued is None or self._requeued.are_new(chunk.prompt_indices)
 
     def give_up(self, chunk: Chunk) -> None:
@@ -273,13 +273,13 @@ class Collector:
                 and counted, and new prompts are requested.
         """
         self.counts = Counts(**state["counts"])
-        if "rubrics" in state:  # checkpoints of earlier versions lack this key
+        if "rubrics" in state:  # checkpoints of earlier package versions lack this key
             self.rubrics.load_state(state["rubrics"], same_sampling=same_sampling)
         if same_sampling:
             self.ledger.load_state(state["ledger"])
             self.buffer.add(groups)
             self._drawn_rewards.load_state(state["drawn_rewards"])
-            # Checkpoints of earlier versions lack this key.
+            # Checkpoints of earlier package versions lack this key.
             self._drawn_lengths.load_state(state.get("drawn_lengths", ()))
             if self._pools is not None:
                 self._pools.load_state(state["pools"])
@@ -290,7 +290,7 @@ class Collector:
             self.ledger = Ledger(
                 self._config, first_round=state["learner_round"], next_prompt=next_prompt
             )
-            # Prompts that wait to be requested again are lost, so they count as requested once.
+            # Prompts that wait to be requested again are dropped, so they do not count as requeued.
             self.counts.requeued -= len((state.get("requeued") or {"waiting": ()})["waiting"])
             if self._requeued is not None:
                 self._requeued = RequeuedPrompts(next_prompt)

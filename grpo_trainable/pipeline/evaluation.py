@@ -34,13 +34,13 @@ class HeldOutChunk:
 
 @dataclass(kw_only=True)
 class Evaluation:
-    """The held-out rewards of round 0 and of the latest evaluation."""
+    """The held-out rewards of the latest evaluation, and the mean reward of the first one."""
 
-    first: float
+    first: float  # `mean` of the first evaluation
     mean: float  # mean over the scored prompts
-    round: int
+    round: int  # number of rounds of training before the evaluation
     unscored: int = 0  # prompts that could not be scored
-    # Label of a task of the mix -> its figures (`ByTask.held_out`). Empty without a mix.
+    # Label of a task in `task.mix` -> its figures (`ByTask.held_out`). Empty without a mix.
     tasks: dict[str, dict[str, float]] = field(default_factory=dict)
     # Name of a part of the reward -> its mean (`part_means`).
     parts: dict[str, float] = field(default_factory=dict)

@@ -86,11 +86,11 @@ class FleetGenerator:
     chunks: int = 0  # number of chunks submitted but not yet scored
     version: int = 0  # version of the weights that the generator last reported
     weights_round: int = 0  # a chunk submitted now starts with weights of this round or a later one
-    fetching: int = 0  # number of loads and deposits submitted but not yet answered
+    fetching: int = 0  # number of `Load` and `Deposit` calls submitted but not yet answered
     needs_from: int = 0  # round of the oldest weights that the generator may still use or fetch
     replaced: int = 0  # number of replacements since the generator's last chunk came back
     joining: bool = False  # True if the actor is a replacement that has not answered yet
-    cancelled: Work | None = None  # the chunk that was last asked to end early
+    cancelled: Work | None = None  # the chunk for which the last `Cancel` call was submitted
 
 
 # ---- Records of the calls of a generator ---------------------------------------------------------
@@ -243,10 +243,10 @@ class Fleet:
         self._update_needs(generator)
 
     def deposited(self, generator: FleetGenerator, deposited: Deposited) -> None:
-        """Record that a generator has weights in its mailbox.
+        """Record that a deposit has put new weights into a generator's mailbox.
 
-        A deposit overtakes other calls. So only chunks submitted from now on are sure to start with
-        the new weights.
+        A deposit may overtake other calls. So only chunks submitted from now on are sure to start
+        with the new weights.
         """
         self._fetched(generator, deposited)
         generator.weights_round = max(generator.weights_round, deposited.round)

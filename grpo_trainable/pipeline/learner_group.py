@@ -23,9 +23,9 @@ LOOK_FOR_LOST_S = 5.0
 class LearnerGroup:
     """Calls the learners and waits for their answers.
 
-    The pipeline collects the answers to `update`; this class collects all others. All learners get
-    the same calls in the same order, because their work is collective. The first learner publishes
-    and answers on behalf of all.
+    The pipeline collects the answers to `update`; this class collects all other answers. All
+    learners get the same calls in the same order, because their work is collective. The first
+    learner publishes and answers on behalf of all.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class LearnerGroup:
     ) -> None:
         """Have the learners continue from the files of a checkpoint.
 
-        If a learner cannot read the files, for example because it is on another machine, the
-        content of the files is sent to all learners.
+        If a learner cannot read the files, for example because the learner is on another machine,
+        the content of the files is sent to all learners.
 
         Args:
             directory: The checkpoint's directory.

@@ -79,7 +79,7 @@ class FilledBatch:
 
     drawn: range  # prompt indices
     accepted: list[int]  # indices of the accepted prompts, ascending
-    given_up: list[int] = field(default_factory=list)  # prompts that it passed over, ascending
+    given_up: list[int] = field(default_factory=list)  # prompts passed over, ascending
 
     @property
     def came_back(self) -> list[int]:
@@ -183,7 +183,7 @@ class Ledger:
         return tuple(range(first, self._next_prompt))
 
     def is_due(self, chunk: Chunk, round_: int) -> bool:
-        """Return True if a chunk can be trained on in `round_` at the latest."""
+        """Return True if a chunk is due in `round_` or an earlier round (see `due_round`)."""
         return self._round_of(chunk.prompt_indices[0]) <= round_
 
     def _round_of(self, prompt_index: int) -> int:
@@ -212,8 +212,7 @@ class Ledger:
     def give_up(self, chunk: Chunk) -> None:
         """Record that a chunk will not come back. Later prompts take the places of its prompts.
 
-        So no other prompt is trained on later than before, and the batches have as many prompts as
-        before.
+        So giving up a chunk delays no other prompt, and the batches still get all their prompts.
         """
         self._in_flight.remove(chunk.prompt_indices)
         for index in chunk.prompt_indices:
@@ -287,9 +286,9 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of older batches with the same place in their round.
+        """Return the accepted prompts of the batches at the same place in earlier rounds.
 
-        Batches that have been closed are not included.
+        Batches that `close` has forgotten are not included.
         """
         return [
             index
@@ -342,7 +341,7 @@ class Ledger:
         self._lost = [tuple(indices) for indices in state["in_flight"]]
         self._accepted = list(state["accepted"])
         self._left_out = list(state["left_out"])
-        # Checkpoints of earlier versions lack the key "given_up".
+        # Checkpoints of earlier package versions lack the key "given_up".
         self._given_up = list(state.get("given_up", ()))
         self._filled = {
             BatchId(*row["id"]): FilledBatch(

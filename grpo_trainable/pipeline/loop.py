@@ -142,7 +142,7 @@ class Pipeline:
         self._held_out: list[Scored] = []  # answers of the current evaluation
         self._stopped = False  # True if the trial ended before its last round
         self._info_names: set[str] = set()  # names of numbers that environments report in `info`
-        # While rollouts are collected, the checkpoint of the last finished round. Otherwise None.
+        # The checkpoint of the last finished round, kept while rollouts are collected; else None.
         self._last_finished: Checkpoint | None = None
 
     @property
@@ -311,8 +311,9 @@ class Pipeline:
         """Cancel the chunks for which the learner and other generators wait.
 
         These chunks are stragglers if `round_` lacks only them, and if the other generators have
-        sampled every prompt that the lag allows before this round is trained. A chunk is never
-        cancelled in the last `lag` rounds, in which generators have no work for other reasons.
+        sampled every prompt that the lag allows before the learner trains on this round. A chunk is
+        never cancelled in the last `lag` rounds, in which generators have no work for other
+        reasons.
         """
         if self.config.rollout.stragglers == "wait":
             return
@@ -402,7 +403,7 @@ class Pipeline:
             self._dispatch()
 
     def _arrived(self, call: Update | FleetCall, answer: Any) -> None:
-        """Pass an answer to the component that waits for it. Raise the loss of a learner."""
+        """Pass an answer to the component that waits for it, or raise a learner's `ActorLost`."""
         match call, answer:
             case Update(), ActorLost():
                 raise answer
@@ -418,7 +419,7 @@ class Pipeline:
                 self._fleet.ended_early(generator, answer)
                 self._collector.give_up(chunk)
             case Cancel(), None:
-                pass  # the call that samples has its own answer
+                pass  # only the answer to the `Sample` call says if sampling ended early
             case Sample(generator, work), Sampled():
                 self._fleet.sampled(generator, work, answer)
             case Sample(generator, Chunk() as chunk) | Score(generator, Chunk() as chunk), Scored():
@@ -521,7 +522,7 @@ class Pipeline:
         self.gate.learner_round = state["learner_round"]
         self._stopped = state["stopped"]
         self._standstill.rounds = state["rounds_without_signal"]
-        # Checkpoints of earlier versions lack this key.
+        # Checkpoints of earlier package versions lack this key.
         self._info_names = set(state.get("info_names", ()))
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])

@@ -48,7 +48,7 @@ class Counts:
     sampled_responses: int = 0  # responses in training groups
     sampled_tokens: int = 0
     completions: int = 0  # responses sampled to estimate values of states
-    # Calls of a judge, for training and evaluations (`USAGE` in `grpo_trainable/tasks/task.py`).
+    # Calls to a judge, for training and evaluations (`USAGE` in `grpo_trainable/tasks/task.py`).
     judge_calls: int = 0
     judge_retries: int = 0
     judge_cached: int = 0
@@ -77,7 +77,7 @@ class Counts:
         return {f"count/{name}": float(getattr(self, name)) for name in names}
 
     def add_usage(self, usage: Mapping[str, int]) -> None:
-        """Add calls of a judge."""
+        """Add to the counts of calls to a judge."""
         for name, count in usage.items():
             setattr(self, f"judge_{name}", getattr(self, f"judge_{name}") + count)
 

@@ -1,4 +1,4 @@
-"""The examples of prompts, if prompts that are given up are sampled again later."""
+"""Assign examples to prompts, so that examples that were given up are sampled again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RequeuedPrompts:
         return self._next_example - 1
 
     def are_new(self, prompt_indices: Iterable[int]) -> bool:
-        """Return True if none of the prompts was given up before."""
+        """Return True if none of the prompts has an example that was given up before."""
         return self._second.isdisjoint(prompt_indices)
 
     def requeue(self, prompt_indices: Iterable[int]) -> None:

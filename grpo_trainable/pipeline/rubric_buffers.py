@@ -1,8 +1,8 @@
 """The rubrics that a judge has written for each prompt so far.
 
-Only the pipeline keeps rubrics: each request carries those of its prompt, and each answer may carry
-new ones. The rubrics of a prompt change only when a round has collected all its groups, in the
-order of its prompts. So at lag 0, the rubrics do not depend on timing, and a resumed trial
+Only the pipeline keeps rubrics: each request carries the rubrics of its prompt, and each answer may
+carry new ones. Rubrics change only when a round has collected all its groups, and then in the order
+of the round's prompts. So at lag 0, the rubrics do not depend on timing, and a resumed trial
 continues with the same rubrics.
 """
 
@@ -42,7 +42,7 @@ class RubricBuffers:
         return replace(request, rubrics=self._rubrics.get(_digest(request.prompt_ids), ()))
 
     def add(self, scored: Scored) -> None:
-        """Record the rubrics in an answer. They take effect when their round is collected."""
+        """Record an answer's rubrics, which take effect when their round is collected."""
         for group in scored.groups:
             if group.prompt_index in scored.rubrics:
                 digest = _digest(group.prompt_ids.tolist())

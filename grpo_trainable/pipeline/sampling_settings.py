@@ -40,7 +40,8 @@ def sampling_settings(config: GRPOConfig) -> dict[str, Any]:
         "units_per_batch": len(schedule.chunks(config)),
         "groups_bring_reference": config.reference_role == "generator",
         **{section: settings[section] for section in SECTIONS},
-        # With `vine`, groups contain the values of their states. Without it, the key is left out.
+        # With the advantage `vine`, groups contain the values of their states. With any other
+        # advantage, the key `vine` is left out.
         **({"vine": settings["vine"]} if config.loss.advantage == "vine" else {}),
     }
 
@@ -54,7 +55,7 @@ def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of `work` that influence sampling, under dotted keys.
 
     Settings that only training reads are left out. Settings at their default are left out too,
-    because a state that an earlier version wrote may lack them.
+    because a state that an earlier version of this package wrote may lack them.
     """
     settings = flatten(work)
     interrupts = settings.get("rollout.overlong") == "interrupt"

@@ -83,11 +83,11 @@ class VirtualRuntime:
         self.moved(call)
 
     def moved(self, call: VirtualCall) -> None:
-        """Record that a call has an end, or an earlier end than before."""
+        """Record the end of a new call, or the new end of a call that now ends earlier."""
         heapq.heappush(self._ends, (call.end, next(self._numbers), call))
 
     def _next_end(self) -> float:
-        """Return the earliest end time of the uncollected calls, fast even for thousands."""
+        """Return the earliest end time of the uncollected calls. Fast even for thousands."""
         while self._ends[0][2] not in self.uncollected:
             heapq.heappop(self._ends)
         return self._ends[0][0]

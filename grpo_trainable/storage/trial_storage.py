@@ -60,8 +60,8 @@ class TrialStorage:
         self._settings = settings
         # Rounds of the checkpoints from which other trials may start.
         self.shared_rounds: list[int] = []
-        # If this trial continued from another trial's checkpoint: TRIAL/checkpoint_00000N. None if
-        # this trial itself has trained from round 0.
+        # The checkpoint of another trial from which this trial has continued, such as
+        # TRIAL/checkpoint_000003. None if this trial itself has trained from round 0.
         self.origin: str | None = None
         self._verified: dict[str, int] = {}  # name -> round of checkpoints that were found intact
 
@@ -126,7 +126,8 @@ class TrialStorage:
                 useless, so it does not count towards `checkpoint.keep`.
 
         Returns:
-            One line with the reason if checkpoints could not be removed. Otherwise an empty list.
+            A list with one line, the reason, if checkpoints could not be removed. Otherwise an
+            empty list.
         """
         directory = self._directory
         if self._keep is None or directory is None:
@@ -158,9 +159,9 @@ class TrialStorage:
             rows_follow: As for `remove_older`.
 
         Returns:
-            One line that names the chosen checkpoint and any problems with newer checkpoints. An
-            empty list if `noted` was chosen without a problem, or if the trial starts for the first
-            time.
+            A list with one line, which names the chosen checkpoint and any problems with newer
+            checkpoints. The list is empty if `noted` was chosen without a problem, or if the trial
+            starts for the first time.
 
         Raises:
             CheckpointError: A checkpoint cannot be read, or is of another format. No file has

@@ -1,1 +1,1 @@
-"""Measurements that a trial takes of itself: stages, clocks, and the load of its machine."""
+"""Measurements that a trial takes of itself: the time of each stage, and its machine's load."""

@@ -79,7 +79,8 @@ class Disturbance:
     cores: int  # number of cores that the trial can run on
     quota: float  # number of cores that the trial can use at the same time
     seconds: float  # time between the readings
-    culprit: int | None = None  # pid that used most of foreign_s; None if no visible process did
+    # Pid of the process that used more than half of `foreign_s`; None if no visible process did.
+    culprit: int | None = None
 
     @property
     def fraction(self) -> float:
@@ -131,12 +132,13 @@ class Reading:
     """The machine's counters at one moment. Only differences between readings are meaningful."""
 
     at: float
-    idle_s: float  # summed over all cores
+    idle_s: float  # summed over the cores that the trial can run on
     denied_s: float
     processes: Mapping[int, Usage]
     own: frozenset[int]
-    stolen_s: float = 0.0  # seconds that a hypervisor took, summed over all cores
-    waited_s: Mapping[int, float] | None = None  # by process; None if the kernel does not report it
+    stolen_s: float = 0.0  # seconds that a hypervisor took, summed over the same cores
+    # Pid -> seconds of waiting for a core (`waited_seconds`). None if the kernel reports none.
+    waited_s: Mapping[int, float] | None = None
 
 
 def this_process() -> MachineProcess:
@@ -156,7 +158,7 @@ class Meter:
 
     def __init__(self, own: Iterable[int] = ()) -> None:
         self._here = this_process()
-        self.own = {os.getpid(), *own}  # their descendants are not listed
+        self.own = {os.getpid(), *own}  # pids, without those of descendants
         self._tree = ProcessTree(self.own)
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._cgroup = cpu_cgroup()
@@ -219,7 +221,7 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def _lost(before: Reading, after: Reading) -> float | None:
-    """Return the core-seconds for which the trial waited for a core, or which were stolen."""
+    """Return the core-seconds of waiting for a core, plus those that the hypervisor stole."""
     if before.waited_s is None or after.waited_s is None:
         return None
     # The waiting time of a process excludes threads that have ended, so it may decrease.

@@ -120,8 +120,8 @@ NAMES = frozenset(
 )
 
 
-# Metrics of each task of a mix; LABEL stands for the task's label. If a round has no group of a
-# task, only `drawn` and `groups` are logged for that task.
+# Metrics of each task in `task.mix`; LABEL stands for the task's label. If a round has no group of
+# a task, only `drawn` and `groups` are logged for that task.
 BY_TASK = (
     *("task/LABEL/drawn", "task/LABEL/groups", "task/LABEL/reward_mean"),
     *("task/LABEL/format_mean", "task/LABEL/answer_mean", "task/LABEL/length_mean"),
@@ -133,8 +133,8 @@ BY_TASK = (
 # episode has reported a number, the trial logs the number in every round.
 INFO_MEAN = "env/NAME_mean"
 
-# Metrics for each part that a reward function returns; NAME stands for the part's name. The first
-# is about the responses that a round trained on, the second about held-out responses.
+# Metrics for each part that a reward function returns; NAME stands for the part's name. PART_MEAN
+# is about the responses that a round trained on, EVAL_PART_MEAN about held-out responses.
 PART_MEAN, EVAL_PART_MEAN = "part/NAME_mean", "eval_part/NAME_mean"
 
 

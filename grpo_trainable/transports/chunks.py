@@ -81,7 +81,7 @@ def _stored(tensor: Tensor, place: TensorLayout) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredParts:
-    """The handle of stored parts. Ray does not resolve `refs`: this object contains them."""
+    """The handle of stored parts. Ray does not resolve `refs` inside a handle."""
 
     packed: Packed
     refs: tuple[Any, ...]  # references to the parts, in order

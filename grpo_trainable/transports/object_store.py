@@ -61,7 +61,7 @@ def _as_array(tensor: Tensor) -> tuple[np.ndarray, torch.dtype]:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The handle of stored weights. Ray does not resolve `ref`, because this object contains it."""
+    """The handle of stored weights. Ray does not resolve a `ref` inside a handle."""
 
     ref: Any
 

@@ -1,10 +1,10 @@
 """Ray Direct Transport: tensors are sent from actor to actor and bypass the object store.
 
-This feature is described at https://docs.ray.io/en/latest/ray-core/direct-transport.html and is
-alpha. A snapshot is sent as one buffer. With `nixl` and `cuda_ipc`, a receiver fetches the buffer
-that the sender has prepared. `gloo` and `nccl` send within a collective group whenever the driver
-passes the value of the learner's `staged` to a generator. If one side of a transfer fails, Ray ends
-both actors.
+This alpha feature is described at
+https://docs.ray.io/en/latest/ray-core/direct-transport.html. A snapshot is sent as one buffer. With
+`nixl` and `cuda_ipc`, a receiver fetches the buffer that the sender has prepared. With `gloo` and
+`nccl`, Ray sends the buffer within a collective group when the driver passes the result of the
+learner's method `staged` to a generator. If one side of a transfer fails, Ray ends both actors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FREED_DEADLINE_S = 60.0  # time limit for Ray to release a snapshot that is no l
 
 @dataclass(frozen=True)
 class DirectWeights:
-    """The handle of `nixl` and `cuda_ipc`. Ray does not resolve `ref`: this object contains it."""
+    """The handle of `nixl` and `cuda_ipc`. Ray does not resolve a `ref` inside a handle."""
 
     packed: Packed
     ref: Any
@@ -136,7 +136,7 @@ class CudaIpcSender(_PullSender):
 
 
 class _TwoSidedSender(_PackingSender):
-    """Sends a buffer as the value of `staged`. The handle only describes the buffer."""
+    """Sends a buffer as the result of `staged`. The handle only describes the buffer."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Packed:
         """Pack a snapshot into a free buffer, once Ray has released the previous content.
@@ -316,7 +316,7 @@ class CollectiveGroup:
 def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
     """Return the result of `do`, or raise its exception.
 
-    After `deadline_s`, raise a TimeoutError while `do` continues.
+    If `do` takes longer than `deadline_s`, raise a TimeoutError and let `do` continue.
     """
     future: Future[Any] = Future()
 

@@ -70,7 +70,7 @@ class _Slot:
         return packed
 
     def close(self) -> None:
-        """Close the file. The mapping ends when the slot is freed."""
+        """Close the file. The mapping ends when Python frees the slot."""
         os.close(self.fd)
 
 

@@ -34,7 +34,7 @@ def test_a_trial_says_that_it_waits_for_room_and_when_there_is_some(
     assert look("PENDING") == (
         "sync/0 waits for room: its actors need 0.1 CPUs, 2 CPUs, each on one node, but the nodes "
         "that are alive have 1 CPU. The trial continues when a node with room joins. If none will "
-        "join, lower its resources.*\n"
+        "join, lower the trial's resources.*\n"
     )
     assert look("PENDING") == ""  # reported once
     nodes = [{"CPU": 1.0}, {"CPU": 2.0}]
