@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 PASS_S = 1.0  # pause between two passes
 IDLE_S = 8.0  # longest pause between two passes, while no file changes
 LAST_S = 60.0  # time limit for copying the remaining files at the end of the experiment
-SILENT_S = 15.0  # a store that has accepted no file for this long counts as silent
+SILENT_S = 15.0  # a store that accepts no file for this long during a pass counts as silent
 AT_ONCE = 8  # files copied in parallel
 
 # Training waits if the store lacks a row that is older than this. A row that is written during a
