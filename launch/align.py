@@ -42,8 +42,8 @@ Stages:
   reward-model   trains a model that scores responses, on pairs (RewardTrainer)
   dpo            trains a policy on pairs, without a reward model (DPOTrainer)
 
-After an interruption or a crash, the same command continues from the newest checkpoint. The hub is
-never contacted."""
+After an interruption or a crash, the same command continues from the newest checkpoint. The
+command never contacts the Hugging Face hub."""
 EXAMPLES = """\
 examples:
   python launch/align.py sft --model MODEL --train-file answers.jsonl --out sft
@@ -83,22 +83,29 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--train-file",
         metavar="FILE",
         required=True,
-        help="JSONL file with the rows: prompt + completion, messages, or text for sft; prompt + "
-        "chosen + rejected, or chosen + rejected for the other stages. Values are texts or lists "
-        "of messages. Parquet files work too",
+        help="JSONL or Parquet file with the rows to train on. Columns for sft: prompt and "
+        "completion, or messages, or text. Columns for the other stages: chosen and rejected, with "
+        "or without prompt. Values are texts or lists of messages",
     )
     add(
         "--eval-file",
         metavar="FILE",
-        help="file with the held-out rows (default: a tenth of the rows of --train-file)",
+        help="file with the held-out rows (default: a tenth of the rows of --train-file, but at "
+        "most 1,000 rows)",
     )
-    add("--out", metavar="OUT", required=True, help="new directory, or that of an interrupted run")
+    add(
+        "--out",
+        metavar="OUT",
+        required=True,
+        help="new directory, or the directory of an interrupted run",
+    )
     add(
         "--seed",
         metavar="N",
         type=number(int, 0, 2**32 - 1),
         default=0,
-        help="seed for the held-out rows, the order of rows and the head of a reward model (0)",
+        help="seed for the choice of the held-out rows, for the order of the rows, and for the "
+        "initial weights of a reward model's head (0)",
     )
     add(
         "--set",
@@ -336,7 +343,7 @@ def _origin(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _print_answer(run: Run) -> None:
-    """Print the answer and the paths of a complete run."""
+    """Print the result of a complete run in one sentence, then the paths of its files."""
     from reports.alignment.files import PAGE
 
     print(run.read_result()["answer"])

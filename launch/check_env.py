@@ -32,7 +32,8 @@ what would go wrong in training:
                 dies
   hangs         the environment does not answer within env.step_deadline_s
   prompt        the text that reset returns is not the prompt of the task
-  differs       one specification leads to different episodes, so responses cannot be compared
+  differs       the same specification leads to different episodes, so responses cannot be
+                compared
   remembers     an episode depends on the previous episode of the environment
   shares        episodes in one process affect each other, for example by sharing random numbers
   unsendable    a specification is not JSON, or JSON changes it
@@ -40,8 +41,8 @@ what would go wrong in training:
   processes     the environment leaves processes behind
 
 Each episode starts from a specification: the ground truth of one of the task's first training
-examples, or the value of a --spec. Actions are made up from the environment's text, digits and
-unusual strings. Use --action to add meaningful actions. Neither Ray nor a policy is started."""
+examples, or the value of a --spec. Without --action, each action is a word from the
+environment's text, a digit or an unusual string. The command starts neither Ray nor a policy."""
 EXAMPLES = """\
 examples:
   python launch/check_env.py guess
@@ -87,7 +88,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("env", metavar="ENV", help="guess, calculator, python, module:Class or file.py:Class")
-    add("--task", metavar="NAME", help="task whose examples are played, named as in task.name")
+    add(
+        "--task",
+        metavar="NAME",
+        help="task whose first training examples give the specifications, named as in task.name",
+    )
     add(
         "--spec",
         metavar="JSON",
@@ -100,8 +105,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="TEXT",
         action="append",
         default=[],
-        help="action that may be played, without the string that ends it; "
-        "may be given more than once",
+        help="action to play instead of random words, without the string that ends an action; if "
+        "given more than once, each action is drawn from these",
     )
     add(
         "--specs",
@@ -110,7 +115,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=8,
         help="number of the task's examples to play (8)",
     )
-    add("--seed", metavar="N", type=number(int, 0), default=0, help="seed of the actions (0)")
+    add("--seed", metavar="N", type=number(int, 0), default=0, help="seed for the actions (0)")
     add(
         "--set",
         dest="assignments",

@@ -35,7 +35,7 @@ Sample responses of one policy to the held-out prompts of a task, score them, an
 
   evaluation.json                          mean reward, pass@k, majority@k, each with an interval
   generations.parquet, generations.jsonl   every response with its scores
-  categories.md                            ten responses of each category (right, wrong, …)
+  categories.md                            up to ten responses of each category (right, wrong, …)
   evaluation.html                          all of this as a page with filters
 
 A checkpoint is evaluated with the settings of its trial, so the reward of the last checkpoint
@@ -270,7 +270,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
 
 
 def _any_path(option: str, text: str) -> AnyPath:
-    """Return a directory of this machine or of an object store."""
+    """Return the directory that `text` names, on this machine or in an object store."""
     from tuning.directories import directory_named
 
     try:

@@ -64,8 +64,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     model.add_argument(
         "--endpoint",
         metavar="URL",
-        help="URL of an OpenAI-compatible endpoint, up to /v1; its key is read from the "
-        "environment",
+        help="URL of an OpenAI-compatible endpoint, up to and including /v1; its key is read from "
+        "the environment",
     )
     add("--named", metavar="NAME", help="name of the model at the endpoint")
     add("--words", metavar="FILE", help="UTF-8 file of keywords, one per line (the shipped nouns)")
@@ -129,7 +129,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--key-variable",
         metavar="NAME",
         default="OPENAI_API_KEY",
-        help="with --endpoint: environment variable of the API key; may be unset (OPENAI_API_KEY)",
+        help="with --endpoint: environment variable that holds the API key; the variable may be "
+        "unset (OPENAI_API_KEY)",
     )
     add(
         "--workers",

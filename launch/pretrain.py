@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         metavar="DIR",
         help="directory for config.json, policy.safetensors (float16), tokenizer.json, card.json "
-        "and card.md; existing files of these names are replaced",
+        "and card.md; existing files with these names are replaced",
     )
     parser.add_argument(
         "--corpus",
@@ -173,11 +173,15 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
         f"(default {arithmetic.format_share:g})",
     )
     for option, what, default in (
-        ("listening", "guessing players who follow the hints", games.listening_share),
-        ("calling", "players who call the calculator first", games.calling_share),
+        ("listening", "players of the guessing game who follow its hints", games.listening_share),
+        (
+            "calling",
+            "players with a calculator who call it before they answer",
+            games.calling_share,
+        ),
         (
             "copying",
-            "callers of the calculator who then answer with its result",
+            "calculator calls after which the player answers with the result",
             games.copying_share,
         ),
     ):
@@ -190,7 +194,7 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
 
 
 def _defaults(setting: str) -> str:
-    """Return the default of a setting, and the defaults of corpora that differ from it."""
+    """Return the default of a setting, followed by the corpora that have a different default."""
     stories = getattr(StoryRecipe(), setting)
     others = {name: getattr(made(), setting, stories) for name, made in RECIPES.items()}
     own = (f", {_plain(value)} for {name}" for name, value in others.items() if value != stories)

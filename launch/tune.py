@@ -294,9 +294,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--verbose",
         action="store_true",
-        help="print a line for every change of an actor's policy version, two responses after "
-        "each evaluation, the seconds of each stage at the end of a trial, and the logs of Ray and "
-        "the actors",
+        help="also print a line for every change of an actor's policy version, two example "
+        "responses from each evaluation, the seconds of each stage at the end of a trial, and the "
+        "logs of Ray and the actors",
     )
     add("--list", action="store_true", help="show the search spaces and the presets, then exit")
     add(
@@ -318,7 +318,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     defaults = asdict(Options())
     for option in ("assignments", "added_arms", "trackers", "callbacks"):
-        del defaults[option]  # argparse needs a list for each of these
+        del defaults[option]  # argparse appends to a list, and these defaults are tuples
     parser.set_defaults(**defaults)
     return parser.parse_args(argv)
 
@@ -392,7 +392,7 @@ def run(plan: Plan) -> int:
                 if block is None:
                     break
                 plan = block
-                # The plan has replaced experiment.json, so the lock is on the former file.
+                # The new plan has replaced experiment.json, so lock the new file too.
                 locks.enter_context(held(plan.directory))
                 failed = fit(plan)
             return summarise(plan, failed, interrupted=requested.is_set())
@@ -517,7 +517,7 @@ def notes(plan: Plan) -> list[str]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Return the notes, without notes that only state facts about prompts and adapters."""
+    """Return the notes, except those that only state facts about prompts and adapters."""
     return [note for note in notes(plan) if not note.startswith((NUMBERS, ADAPTERS))]
 
 

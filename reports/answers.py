@@ -23,7 +23,8 @@ REWARD = Column(name="reward", title="held-out reward", metric="reward/eval_mean
 EARLY_REWARD = Column(
     name="early_reward", title="early held-out reward", metric="early_reward", form="{:.3f}"
 )
-EARLY = 0.25  # share of the rounds; the evaluation nearest to it gives the early reward
+# The early reward comes from the evaluation nearest to this share of the rounds.
+EARLY = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Answer:
     arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one value per seed
     columns: Sequence[Column]
     not_comparable: Collection[str]  # arms with `MARK` in place of their speeds
-    counted: Collection[str]  # arms whose speeds include rounds that other work disturbed
+    counted: Collection[str]  # arms whose speeds include rounds that other processes disturbed
     said: Sequence[str]  # remarks above the table
     note: str
     measured: Sequence[str]  # how the figures of each column are computed
@@ -191,7 +192,7 @@ def _early_reward(trial: TrialRecord, files: TrialFiles) -> float | None:
 
 
 def _share_of(stage: str, trial: TrialRecord, files: TrialFiles) -> float | None:
-    """Return a stage's share of a round's work without evaluation: the median over the rounds."""
+    """Return the median, over the rounds, of a stage's share of the work other than evaluation."""
     return median(
         [
             shares_of_work(row, without="eval")[stage]

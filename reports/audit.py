@@ -103,7 +103,8 @@ def audit_arms(
     for arm, trials in arms.items():
         trained, drawn = _lengths(trials)
         equal = identical[arm]
-        # Neither the baseline nor an arm that should equal it has a fault if it equals another arm.
+        # If the baseline, or an arm that should equal it, learned the same as another arm, only the
+        # other arm has a fault.
         treated = not base or _differences(experiment.arms[arm][0].config, base[0].config)
         faults = [
             _lag_fault(trials),
@@ -184,7 +185,8 @@ def _discarded(trial: TrialRecord) -> float | None:
 def _lengths(trials: Sequence[TrialRecord]) -> tuple[list[float], list[float]]:
     """Return the mean lengths of the responses trained on and drawn, from rounds that have both.
 
-    With replay, a round also trains on responses of earlier rounds, so there are no pairs.
+    With replay, a round also trains on responses of earlier rounds, so its two lengths cannot be
+    compared and are left out.
     """
     names = "response/length_mean", "response/drawn_length_mean"
     pairs = [
@@ -234,9 +236,9 @@ def _samples_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -
 def _samples(trial: TrialRecord) -> float | None:
     """Return the number of responses trained on, or left out because the settings ask for it.
 
-    With `rollout.zero_advantage`, a trial leaves out groups with equal rewards. With replay, a
-    trial draws groups from the buffer and may never draw some of them. Both kinds of groups are
-    counted, because leaving them out is intended.
+    Unless `rollout.zero_advantage` is `keep`, a trial leaves out groups with equal rewards. With
+    replay, a trial draws groups from the buffer and may never draw some of them. Both kinds of
+    groups are counted, because leaving them out is intended.
     """
     groups, config = trial.last("count/trained"), trial.config
     if groups is None:
@@ -247,7 +249,7 @@ def _samples(trial: TrialRecord) -> float | None:
     if config.buffer_capacity > 1:
         names += ["count/dropped_stale", "count/waiting"]
     left_out = sum(trial.last(name) or 0.0 for name in names)
-    # Resampling draws more groups than planned, so the plan is the limit.
+    # Resampling draws more groups than planned, so the planned number is the limit.
     planned = config.rounds * schedule.prompts_per_round(config)
     return max(groups, min(groups + left_out, planned)) * config.rollout.group_size
 
@@ -279,7 +281,10 @@ def _identical(arms: Mapping[str, Sequence[TrialRecord]]) -> dict[str, list[str]
 
 
 def _learned(trial: TrialRecord) -> Learned:
-    """Return a trial's rows without metrics of time and work; empty if no row has a gradient."""
+    """Return a trial's rows without metrics of time and work.
+
+    The list is empty if no row has a gradient norm.
+    """
     if not trial.column("optim/grad_norm"):
         return []  # the other metrics do not show what was learned
     return [

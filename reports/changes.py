@@ -345,6 +345,7 @@ def measure(
     first, last = _of_responses(before), _of_responses(after)
     runs_before, runs_after = _runs(before), _runs(after)
     # With more n-grams, the share of distinct n-grams falls even if the wording is equally varied.
+    # So count the same number of n-grams before and after training.
     equal = min(len(runs_before), len(runs_after))
     if equal:
         first[WORDING.name] = len(set(runs_before[:equal])) / equal
@@ -399,7 +400,7 @@ def _held_out(trial: TrialRecord) -> tuple[list[Response], list[Response]]:
     The last evaluation may have more prompts. Responses to prompts that round 0 did not have are
     left out, because some quantities depend on the number of responses.
     """
-    table, _ = read_parts(trial, "evaluations")  # `read_files` has already reported damaged parts
+    table, _ = read_parts(trial, "evaluations")  # `read_files` has already reported damaged files
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for row in table.to_pylist():
         if is_whole(row):

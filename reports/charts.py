@@ -52,7 +52,8 @@ def lines(
 ) -> Plot:
     """Return a plot with a line for each arm.
 
-    With several seeds, a band shows their range. A margin widens the band, even for a single seed.
+    With several seeds, a band shows the range of their values. A margin widens the band, even for
+    a single seed.
 
     Args:
         arms: The trials by arm.

@@ -164,7 +164,7 @@ def reward_difference(
     every shared seed.
 
     Args:
-        arm: seed -> prompt -> mean reward of the prompt's responses at the end.
+        arm: seed -> prompt -> mean reward of the prompt's responses in the last evaluation.
         base: seed -> prompt -> mean reward, for the baseline.
 
     Returns:
@@ -193,7 +193,7 @@ def paired_prompts(
     a reward for it in every shared seed.
 
     Args:
-        arm: seed -> prompt -> mean reward of the prompt's responses at the end.
+        arm: seed -> prompt -> mean reward of the prompt's responses in the last evaluation.
         base: seed -> prompt -> mean reward, for the baseline.
     """
     shared = [seed for seed in arm if seed in base and arm[seed].keys() & base[seed].keys()]

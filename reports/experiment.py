@@ -41,7 +41,8 @@ REPORT_FILES = ("report.html", "report.json", "plots")
 MAX_ROUND = 1 << 31
 LEFT_OUT = "left out, because its config cannot be used"
 
-# First round of a stretch, its settings, and the trial that was copied before it (or None).
+# First round of a stretch (rounds with the same settings), the settings, and the trial that was
+# copied at its start. The last entry is None if no trial was copied.
 Begun = tuple[int, dict[str, Any], Any]
 
 

@@ -220,7 +220,7 @@ def _lower_bound(
 class _Test:
     """Result of one test in a family."""
 
-    rejected: bool  # True if the claim is made
+    rejected: bool  # True if the null hypothesis is rejected, so that the claim is made
     alpha: float  # level of the arm in Holm's procedure
     # Level of a single test, which the p-value must be below. 0 if there are too few seeds.
     nominal: float
@@ -252,7 +252,7 @@ def _holm(
 
 
 def power(seeds: int, distance: float, level: float) -> float:
-    """Return the probability that a one-sided Student test rejects.
+    """Return the probability that a one-sided Student test rejects its null hypothesis.
 
     This is P(T > c). Here c is the quantile of Student's t at 1 - level, and T has the noncentral
     t distribution with noncentrality distance * sqrt(seeds).
@@ -264,7 +264,8 @@ def power(seeds: int, distance: float, level: float) -> float:
     """
     freedom = seeds - 1
     critical = student(1.0 - level, freedom)
-    # T > c if Z > c u - noncentrality. Here u is the sample's standard deviation / the true one.
+    # T > c if Z > c u - noncentrality. Here Z is standard normal, and u is the sample's standard
+    # deviation divided by the true one.
     u = np.linspace(0.0, 1.0 + 6.0 / math.sqrt(freedom), 401)[1:]
     density = np.exp((freedom - 1) * np.log(u) - freedom * (u**2 - 1) / 2)
     shift = (critical * u - distance * math.sqrt(seeds)) / math.sqrt(2.0)
@@ -291,7 +292,7 @@ def _seeds_needed(own: Pairs, shifted: _Sample, alpha: float, design: Design) ->
 def seeds_for_power(
     distance: float, alpha: float, design: Design, *, at_least: int = 2
 ) -> int | None:
-    """Return the smallest number of seeds at which one test rejects with probability `POWER`.
+    """Return the smallest number of seeds at which one test has the power `POWER`.
 
     Args:
         distance: The distance from the tested value to the true mean, in standard deviations.

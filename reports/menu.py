@@ -34,7 +34,8 @@ NO_VERDICT = "no verdict"  # shown for an arm that fails its audit
 DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
 # An arm is a copy of the baseline if these metrics agree in every round, bit for bit.
 REPEATED = ("reward/train_mean", "reward/eval_mean", "response/length_mean")
-# The cost of more seeds is compared with the cost of multiplying the evaluated prompts by this.
+# The cost of more seeds is compared with the cost of multiplying the number of evaluated prompts by
+# this factor.
 MORE_PROMPTS = 4
 
 
@@ -261,7 +262,7 @@ def _faults(audits: Mapping[str, Audit], arm: str, baseline: str) -> list[str]:
 
 
 def _planned_arms(experiment: ExperimentRecord) -> list[str]:
-    """Return all arms, with planned ones that have no results, in the order of the question."""
+    """Return all arms, including planned arms without results, in the order of the question."""
     begun = {trial.arm: trial.config.arm for trial in experiment.trials}
     waiting = {arm: arm for arm, _ in experiment.not_begun if arm not in begun.values()}
     named = begun | waiting
@@ -424,7 +425,10 @@ def _seed_cost(trials: Sequence[TrialRecord]) -> _SeedCost | None:
 
 
 def _price(costs: Sequence[_SeedCost | None], seeds: int | None) -> Price | None:
-    """Return the price of seeds that need one trial for each of `costs`; None if unknown."""
+    """Return the price of `seeds` more seeds, each with one trial for every entry of `costs`.
+
+    None if no more seeds are needed, or if their number or a cost is unknown.
+    """
     known = [cost for cost in costs if cost is not None]
     if not seeds or len(known) < len(costs):
         return None

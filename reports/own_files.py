@@ -14,9 +14,11 @@ SHORT = 12  # number of digits of a digest to show
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFile:
-    """A file as of the start of the experiment, or of its last resume with changed code."""
+    """A user's file as of the start of the experiment, or of its last resume with changed code."""
 
-    key: str  # the setting that names the file; if arms name different files, plus the path
+    # Setting that names the file. If arms name different files, every file except the first has the
+    # setting followed by the path.
+    key: str
     name: str  # file name without the directory
     sha256: str
 

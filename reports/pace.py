@@ -38,7 +38,7 @@ class Pace:
 
     @property
     def counts_disturbed(self) -> bool:
-        """Return True if the speed includes disturbed rounds because the settings request it."""
+        """Return True if the speed includes disturbed rounds because the settings say so."""
         return self.keeps_disturbed and self.disturbed > 0
 
     @property

@@ -42,7 +42,7 @@ READ = {
 
 
 def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
-    """Read the parts of one kind, up to the last round that has a row in result.json.
+    """Read the parts of one kind of record, up to the last round with a row in result.json.
 
     Returns:
         One table of all parts, and a line for each damaged part.
@@ -58,7 +58,7 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
     for name in names:
         number = re.fullmatch(r"part-(\d+)\.parquet", name)
         if number is None or int(number[1]) > trial.round:
-            continue  # not a part, or the part of a round without a row, which a resume repeats
+            continue  # not a part, or from a round without a row; a resume repeats that round
         content = content_of(root, (*trial.path, kind, name), damaged)
         if content is None:
             continue
@@ -124,7 +124,7 @@ class TrialFiles:
     lags: Counter[int]  # lag of a group when it was first trained on -> number of groups
     uses: float | None  # number of rounds that trained on a group, mean over the groups
     held_out: Mapping[str, float]  # prompt -> mean reward of its responses in the last evaluation
-    held_out_first: Mapping[str, float]  # these mean rewards in the evaluation before training
+    held_out_first: Mapping[str, float]  # prompt -> mean reward in the evaluation before training
     examples: Examples
     changes: Sequence[VersionPoint]
     steps: Mapping[int, StepPoint]  # position of the step in its round (from 1) -> its figures

@@ -78,7 +78,7 @@ def menu_section(menu: Menu, arms: Sequence[str]) -> Section:
         "the whole line is below that edge. Lines are cut off if they are much longer than the "
         "margin. Arms without a comparable speed or without a verdict are not shown.",
         draw=lambda figure, theme: draw_menu(figure, theme, points, menu.margin),
-        alt=f"Points with bounds. {shown}.",
+        alt=f"Reward difference of each arm against its speed-up: {shown}.",
         missing=None if len(points) > 1 else "No arm has a speed and a reward to compare.",
     )
     return Section(title="The menu as a plot", plots=[plot])
@@ -220,9 +220,9 @@ def _costs(comparison: Comparison) -> list[Plot]:
         name="device_hours",
         title="Device-hours",
         look="The cost of the whole run: wall-clock time × reserved GPUs. If the arm has no GPU, "
-        "the CPUs that its actors reserve count instead. A shorter bar means lower cost. Compare "
-        "only arms that trained on the same number of samples. A question mark means that other "
-        "processes used the machine, so the total is not comparable.",
+        "the cost is wall-clock time × the CPUs that its actors reserve. A shorter bar means "
+        "lower cost. Compare only arms that trained on the same number of samples. A question mark "
+        "means that other processes used the machine, so the total is not comparable.",
         unit="device-hours",
         form="{:.3g}",
         line=None,

@@ -14,7 +14,7 @@ from reports.report import ReportError
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath, StoredPath
 
-# A report reads neither checkpoints nor Tune's own state.
+# A report needs no checkpoints, no state of Tune, and no earlier report.
 NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.json|plots/.*)")
 
 
@@ -22,7 +22,7 @@ NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.js
 def at_hand(place: AnyPath) -> Iterator[Path]:
     """Yield the directory of an experiment, or a local copy if the experiment is in a store.
 
-    At the end, upload the report from the copy to the store.
+    When the `with` block ends, upload the report from the copy to the store.
 
     Raises:
         ReportError: The store cannot be read or written. A ReportError from inside the `with` block

@@ -151,7 +151,7 @@ class Comparison:
     not_comparable: Mapping[str, str]  # arm -> reason why it has no speed and no cost
     changes: Mapping[str, Sequence[Change]]  # side effects of training, by arm
     lineage: Sequence[tuple[str, ...]] = ()  # rows of the table of a population's members
-    awaited: str | None = None  # the planned baseline, while it has no timed round
+    awaited: str | None = None  # the planned baseline until it has a timed round, then None
 
     @property
     def seeds(self) -> int:
@@ -180,8 +180,9 @@ class Comparison:
         """Name the arms whose speed includes disturbed rounds; empty if there are none."""
         arms = counted_disturbed((t.arm, t.pace) for own in self.arms.values() for t in own)
         return (
-            "disturbed rounds are counted (callbacks.leave_out_disturbed=false): "
-            f"{arms}. The percentage is the share of the machine that other processes took."
+            "rounds that other processes disturbed are counted "
+            f"(callbacks.leave_out_disturbed=false): {arms}. The percentage is the share of the "
+            "machine that other processes took."
             if arms
             else ""
         )
@@ -476,7 +477,7 @@ def relative_to(
     """Repeat the comparison of speed and cost with another baseline.
 
     Args:
-        comparison: A comparison of these arms.
+        comparison: The comparison to repeat.
         records: The trials by arm.
         baseline: The arm to compare with.
     """

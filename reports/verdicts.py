@@ -123,7 +123,7 @@ def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFile
     said = f"Training changed the held-out reward by {written(found.value, '{:+.3f}')}"
     interval = found.shown_interval("{:+.3f}", " to ")
     said += f" ({LEVEL:.0%} interval: {interval})" if interval else ""
-    clear = "" if found.told_apart else ", which may be chance"
+    clear = "" if found.told_apart else "; the change may be due to chance"
     prompts = min(map(len, before.values()))
     return [f"{said}, on {plural(prompts, 'prompt')}{clear}."]
 
@@ -285,7 +285,7 @@ def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
     interval = own.shown_interval(quantity.form, " to ")
     between = f"{LEVEL:.0%}: {interval}" if interval else identical(own.identical)
     disturbed = own.counted_disturbed
-    counted = f"disturbed rounds are counted: {disturbed}" if disturbed else ""
+    counted = f"rounds that other processes disturbed are counted: {disturbed}" if disturbed else ""
     parts = [value, between, comparison.seeds_used(own), counted]
     return ", ".join(part for part in parts if part)
 

@@ -27,7 +27,8 @@ DERIVED = {
     "lag_of_bound": "the mean lag as a share of the largest lag that the trial allows",
     "uses_per_group": "the number of rounds that trained on a group, averaged over the groups that "
     "were trained on",
-    "never_trained": "the share of the groups that were dropped or still waiting at the end",
+    "never_trained": "the share of the groups that were dropped, or still waiting when the trial "
+    "ended",
     **dict.fromkeys(
         (f"{stage}_share" for stage in SHOWN_STAGES),
         "the stage's share of a round's work, excluding evaluation: the median over the rounds",

@@ -20,8 +20,8 @@ class Preset:
     """Named settings. Arms and `--set` override them."""
 
     name: str
-    meaning: str  # a noun phrase
-    settings: Mapping[str, Any]  # dotted keys
+    meaning: str  # a noun phrase that completes “what is the result of …?”
+    settings: Mapping[str, Any]  # dotted key -> value
     paper: str | None = None  # the arXiv number, or an address
     differs: str = ""  # differences from the paper, in sentences
     # Keys that name files. The preset is meant for a task that reads at least one of these files.
@@ -172,7 +172,8 @@ ALGORITHMS: dict[str, Preset] = {
         Preset(
             name="kl_cov",
             meaning="KL-Cov",
-            # The KL of this loss has no gradient at the first step of a round.
+            # The KL of this loss has no gradient at the first step of a round, so there are several
+            # steps.
             settings={"loss.type": "kl_cov", "loss.aggregation": "token_mean", **MINIBATCHES},
             paper="2505.22617",
         ),
@@ -220,7 +221,7 @@ ALGORITHMS: dict[str, Preset] = {
             },
             paper="2501.03262",
             differs="In the paper, the KL of a token and of the tokens after it lowers the token's "
-            "advantage. Here, the KL of the whole response does. In the paper, long responses "
+            "advantage. Here, the KL of the whole response lowers it. In the paper, long responses "
             "weigh more in the mean and the standard deviation.",
         ),
         Preset(
@@ -362,7 +363,7 @@ ALGORITHMS: dict[str, Preset] = {
 # CS336.
 COURSE_KEYWORD = Preset(
     name="course_keyword",
-    meaning="the course's settings for stories with a keyword",
+    meaning="a university course's settings for stories with a keyword",
     settings={
         "task.name": "keyword",
         "rounds": 100,
@@ -377,7 +378,7 @@ COURSE_KEYWORD = Preset(
 )
 COURSE_MATH = Preset(
     name="course_math",
-    meaning="the course's settings for MATH with Qwen2.5-Math-1.5B",
+    meaning="a university course's settings for MATH with Qwen2.5-Math-1.5B",
     needs=("task.train_file", "task.eval_file"),
     settings={
         "model.path": "Qwen/Qwen2.5-Math-1.5B",

@@ -117,7 +117,7 @@ class SearchSpace:
         return [self._labelled(equal, fixed) for equal in merged.values()]
 
     def _labelled(self, equal: Sequence[GRPOConfig], fixed: Mapping[str, Any]) -> GRPOConfig:
-        """Return one of equal trials, with a label that names the changed settings of its arm."""
+        """Return one of several equal trials. Its label names the changed settings of its arm."""
         changed = {
             trial.arm: [
                 f"{CHANGED}{key.rpartition('.')[2]}_{_for_label(fixed[key])}"
@@ -174,7 +174,7 @@ class SearchSpace:
         return [arm for arm in self.arms if arm in wanted]
 
     def refuse_unknown(self, arm: str, given: str) -> None:
-        """Raise a ConfigError that begins with `given`, if the space does not have an arm."""
+        """Raise a ConfigError that begins with `given`, if `arm` is not an arm of this space."""
         if arm not in self.arms:
             hint = did_you_mean(arm, self.arms) or f"valid: {', '.join(self.arms)}"
             raise ConfigError(f"{given}: not an arm of {self.name}; {hint}")

@@ -128,7 +128,7 @@ SAMPLINGS = ("fifo", "uniform", "mixed")
 
 
 def _replay(capacity: int, sampling: str) -> dict[str, Any]:
-    """Return settings for gradient steps on two rollout batches, drawn from `capacity` rounds."""
+    """Return settings for gradient steps on two rollout batches of the last `capacity` rounds."""
     return {
         **fresh(1),
         "buffer_capacity": capacity,
@@ -202,7 +202,8 @@ LOSSES = SearchSpace(
 
 BASELINE_NAMES = ("group_mean", "rloo", "group_std", "group_mean_batch_std", "batch", "maxrl")
 
-# Without a ratio and a clip range, the arms differ only in the advantage.
+# The losses of these arms have neither a ratio nor a clip range, so the arms differ only in the
+# advantage.
 BASELINES = SearchSpace(
     name="baselines",
     question="what should a response be compared with: nothing, its group, the rest of its "

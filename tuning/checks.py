@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # applying a chat template takes time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
-MUCH_FASTER = 20  # from this multiple of a model's default learning rate on, a note is shown
+# A note is shown if a learning rate is at least this many times the default for the model.
+MUCH_FASTER = 20
 ADAPTERS = "adapters"  # first word of a line about the adapters that a policy starts from
 
 
@@ -135,7 +136,7 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
         task = build_task(trial)
         prompts = Prompts(trial, task, tokenizer)
         until = time.monotonic() + MAX_LENGTHS_S
-        # Later passes over the training prompts only repeat those of the first pass.
+        # Later passes over the training prompts only repeat the prompts of the first pass.
         first_pass = min(prompts.train_count, prompts.train_size or prompts.train_count)
         of_streams = {"eval": schedule.held_out_prompts(trial, final=True), "train": first_pass}
         seen = 0
@@ -167,7 +168,7 @@ def check_scoring(trial: GRPOConfig) -> Sequence[str]:
     """Begin an episode of the environment, or load the reward, in a separate process.
 
     A process that loads user code may take a long time, and a judge's answer may cost money. So
-    this check does not depend on the seed, although the examples do.
+    trials that differ only in the seed are checked once, although their examples differ.
     """
     from grpo_trainable.generator.scorer import check_reward, reward_apart
     from grpo_trainable.tasks.mix import MixTask

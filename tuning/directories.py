@@ -20,8 +20,8 @@ from reports import EXPERIMENT_FILE
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
-# Files that a resume reads. Our file is JSON. Tune's files, even its JSON files, contain pickled
-# data.
+# Files that a resume reads. Tune's files, even its JSON files, contain pickled data. Our own file,
+# `EXPERIMENT_FILE`, does not.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 # Errors of file systems without locks.
@@ -152,7 +152,7 @@ def held(directory: AnyPath, name: str = EXPERIMENT_FILE) -> Iterator[None]:
 
     Args:
         directory: The directory of the experiment.
-        name: The file in the directory.
+        name: The name of the file to lock.
 
     Raises:
         UsageError: Another command holds the lock.

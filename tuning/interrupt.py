@@ -17,8 +17,8 @@ from reports.records import TrialRecord, count_stopped
 def raise_on_interrupt() -> None:
     """Make Ctrl-C and SIGTERM raise KeyboardInterrupt.
 
-    Call this function before and after `ray.init`, which replaces handlers. The function also turns
-    off Tune's handler, which would hide an interrupt that comes while Tune starts.
+    Call this function before and after `ray.init`, which replaces the signal handlers. The function
+    also turns off Tune's handler, which would hide an interrupt that comes while Tune starts.
     """
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     for number in (signal.SIGINT, signal.SIGTERM):

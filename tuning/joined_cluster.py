@@ -141,14 +141,14 @@ def _nodes() -> dict[str, str]:
 
 
 def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
-    """Return a Ray reference to a pair: a node's digest of our package, and its `refuses()`.
+    """Return a Ray reference to a pair from a node: its digest of this package, and `refuses()`.
 
-    The digest is None if the node does not have the package. The node calls `refuses` only if the
-    digests agree.
+    The digest is None if the node does not have the package. The node calls `refuses` only if its
+    digest equals this machine's digest.
     """
     pickled, here = pickle.dumps(refuses), package_digest()
 
-    # A nested function is pickled by value, so a node without our package can run it.
+    # A nested function is pickled by value, so a node without this package can run it.
     def look() -> tuple[str | None, str | None]:
         import importlib.util
         import pickle

@@ -399,8 +399,9 @@ class _Trial:
             return
         yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
         if self.body < FLOAT:
-            yield FLOAT * d  # norms compute in float32
-            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # attention on CPUs does too
+            # Norms compute in float32, and so does attention on CPUs.
+            yield FLOAT * d
+            yield 0 if self._trains_on_gpu else 6 * q + 4 * k
         if self.size.normed_heads:
             yield (8 if self.body == FLOAT else 6) * (q + k)
         if self.lora and self.body < FLOAT:

@@ -433,7 +433,7 @@ class Plan:
         return limits
 
     def description(self) -> dict[str, Any]:
-        """Return the settings that a resume must agree with."""
+        """Return the settings to store in experiment.json, with which a resume must agree."""
         return {
             "space": self.space.name,
             "space_source": self.space_source,
@@ -559,7 +559,8 @@ class Plan:
             raise UsageError("--until-decided needs --margin or --margin-relative")
         if options.scheduler != "fifo":
             raise UsageError(
-                f"--until-decided contradicts --scheduler {options.scheduler}, which stops trials"
+                f"--until-decided cannot be combined with --scheduler {options.scheduler}, which "
+                "stops trials"
             )
         if "seed" in self.fixed:
             raise UsageError(
@@ -935,7 +936,7 @@ class Plan:
         if self.extending and self._read_stored() != self.stored:
             raise UsageError(
                 f"--extend: another command has changed experiment {self.name} in the meantime; "
-                "try again when it has ended"
+                "try again when that command has ended"
             )
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
         planned = [(trial.arm, trial.seed) for trial in self.trials]

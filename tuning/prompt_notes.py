@@ -92,7 +92,8 @@ def _held_out(task: Task, asked: int, others: int = 0) -> str:
     Args:
         task: The task.
         asked: Number of held-out prompts that an evaluation requests from this task.
-        others: Number of other prompts in the same file. If it is not 0, the phrase states the sum.
+        others: Number of other prompts in the same file. If it is not 0, the phrase also says how
+            many prompts the file has.
     """
     held_out, sources = eval_size(task), sources_of(task)
     if held_out is None:

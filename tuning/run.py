@@ -51,7 +51,7 @@ from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
 
 @contextmanager
 def ray_started(plan: Plan) -> Iterator[Nodes]:
-    """Start Ray for the trials of a plan, yield Ray's nodes, and shut Ray down at the end.
+    """Start Ray for the trials of a plan, yield Ray's nodes, and shut Ray down afterwards.
 
     Raises:
         UsageError: The cluster cannot be joined, a trial finds no room in it, or a node cannot be
@@ -162,7 +162,7 @@ def fit(plan: Plan) -> list[Failure]:
     refuse_to_begin_anew()
     register(plan.inputs, plan.shipped, plan.replaced)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
-    # A resumed experiment has pickled callbacks, so `grpo_callbacks` was not called to set this.
+    # A resumed experiment has pickled callbacks, so `grpo_callbacks` has not made this call.
     set_verbose(plan.options.verbose)
     # `Tuner.fit` would read errors from the storage path, where a full disk may have cut them
     # short.

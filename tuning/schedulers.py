@@ -82,7 +82,7 @@ GROUPS = "groups"
 
 
 class ASHA(Limited, schedulers.ASHAScheduler):
-    """Scheduler that stops trials whose metric is worse than others' at the same point in training.
+    """Scheduler that stops trials that do worse than other trials at the same point in training.
 
     Rows between two evaluations repeat the held-out reward of the latest evaluation. So if the
     metric is measured in evaluations, a trial is judged only by rows with a new evaluation.

@@ -66,12 +66,13 @@ def _problems(problems: Sequence[str]) -> str:
 
 
 def _figures_section(record: AlignmentRecord) -> str:
-    note = "The first held-out figures are those of the initial model. The loss is TRL's"
+    note = "The first held-out figures are those of the initial model. The loss is as TRL logs it"
     if record.stage.has_pairs:
         note += (
             ". A pair counts as right if its chosen response has the higher score. The interval of "
             "the accuracy is Wilson's: it says how much the accuracy would vary with other "
-            "held-out pairs of the same kind, and does not cover another training run."
+            "held-out pairs of the same kind, but not how much it would vary from one training "
+            "run to the next."
         )
         if record.stage.writes_text:
             note += (
@@ -109,8 +110,8 @@ def _plots_section(record: AlignmentRecord) -> tuple[str, list[str]]:
 def examples(record: AlignmentRecord) -> list[MeasuredRow]:
     """Return held-out rows for the page.
 
-    Half of the examples are the first rows of the file. The others are the pairs with the lowest
-    margins.
+    Without pairs, the examples are the first rows. With pairs, half of the examples are the first
+    rows, and the others are the remaining pairs with the lowest margins.
     """
     if not record.stage.has_pairs:
         return list(record.held_out[:EXAMPLES])
@@ -120,7 +121,7 @@ def examples(record: AlignmentRecord) -> list[MeasuredRow]:
 
 
 def _examples_section(record: AlignmentRecord) -> str:
-    note = "The first held-out rows of the file"
+    note = "The first held-out rows"
     if record.stage.has_pairs:
         note += ", followed by the pairs with the lowest margins"
     cards = "".join(_card(i, row) for i, row in enumerate(examples(record), start=1))
@@ -142,7 +143,7 @@ def _card(number: int, row: MeasuredRow) -> str:
 
 
 def _texts(row: MeasuredRow) -> Iterator[tuple[str, str]]:
-    """Yield the heading and the text of each column, and of the new response."""
+    """Yield a heading and a text for each column of the row, and for the new response."""
     names = ("chosen", "rejected")
     scores = {} if row.scores is None else dict(zip(names, row.scores, strict=True))
     for name, value in row.row.items():

@@ -57,7 +57,7 @@ def _curves(record: AlignmentRecord, metric: str, *, title: str, look: str) -> P
     def draw(drawing: Drawing, theme: Theme) -> None:
         axes = axes_of(drawing, theme, x_label="gradient step", y_label=name, below=0.3)
         for i, points in enumerate(curves.values()):
-            # A point per training batch: markers would hide the line.
+            # There is a point per training batch, so markers would hide the line.
             axes.plot(*zip(*points, strict=True), color=colour(i), marker=marker(i) if i else None)
         handles = [Line2D([], [], color=colour(i), label=label) for i, label in enumerate(curves)]
         legend(drawing, theme, handles, columns=2)
@@ -68,7 +68,7 @@ def _curves(record: AlignmentRecord, metric: str, *, title: str, look: str) -> P
         title=title,
         look=look,
         draw=draw,
-        alt=f"Lines of {name} over gradient steps. Last values: {last}.",
+        alt=f"Line plot of {name} against gradient step. Last values: {last}.",
         missing=None if any(curves.values()) else "The trainer logged no value.",
     )
 
@@ -87,5 +87,5 @@ def _margins(margins: Sequence[float]) -> Plot:
         look="The model ranks the pairs to the right of the dashed line correctly. Look at pairs "
         "far to the left: either the model is wrong, or the label is.",
         draw=draw,
-        alt="A histogram of margins.",
+        alt="A histogram of the margins of the held-out pairs.",
     )

@@ -16,14 +16,14 @@ from reports.intervals import Estimate, wilson
 class AlignmentRecord:
     """A finished run with its origin."""
 
-    name: str  # the directory's name
+    name: str  # name of the run's directory
     asked: Mapping[str, Any]  # stage, model, files, seed, settings
     train_rows: int
     steps: int
     parameters: int
-    log: Sequence[Mapping[str, Any]]  # of TRL's trainer
+    log: Sequence[Mapping[str, Any]]  # rows that TRL's trainer logged
     held_out: Sequence[MeasuredRow]
-    notes: Sequence[str] = ()  # about the data
+    notes: Sequence[str] = ()  # notes about the data
     origin: Mapping[str, Any] = field(default_factory=dict)  # command, commit, machine, packages, …
 
     @property
@@ -34,9 +34,9 @@ class AlignmentRecord:
     def series(self, metric: str) -> list[tuple[int, float]]:
         """Return the logged values of a metric by step.
 
-        A resumed run measures the held-out rows again. Only the last value of a step counts.
-        Before its first step, DPO has no accuracy: the policy is the reference, and each pair is a
-        tie.
+        A resumed run measures the held-out rows again, so a step can have several values. The last
+        value counts. Before its first step, DPO has no accuracy: the policy is the reference, and
+        each pair is a tie.
         """
         points = {row["step"]: row[metric] for row in self.log if metric in row}
         if self.stage.writes_text and metric == f"eval_{self.stage.accuracy}":
@@ -60,7 +60,8 @@ class AlignmentRecord:
     def figures(self) -> dict[str, tuple[float | None, float]]:
         """The first and the last value of each figure.
 
-        The last accuracy and margin are computed from single pairs. TRL logs means over batches.
+        The last accuracy and the last margin are computed over all held-out pairs. The values that
+        TRL logs are means over batches.
         """
         accuracy, margins = self.accuracy, self.margins
         found: dict[str, tuple[float | None, float]] = {

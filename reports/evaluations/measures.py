@@ -44,7 +44,7 @@ class Measure:
 
     name: str  # key in evaluation.json: "reward", "pass@4", "majority@4", …
     values: Mapping[int, float]  # prompt index -> value
-    draws: int  # maximum number of independent values from a prompt's responses
+    draws: int  # maximum number of independent values that a prompt's responses can give
 
     @property
     def title(self) -> str:

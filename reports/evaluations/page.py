@@ -108,9 +108,10 @@ def _figures_section(measured: Mapping[str, Measure]) -> str:
     note = (
         "Each figure is a mean over the prompts. Its 95% interval says how much the mean would "
         "vary with other prompts of the same kind, answered by the same policy. The interval does "
-        "not cover another training run. If every value is between 0 and 1, the interval is "
-        "Wilson's, computed with the effective sample size: the number of independent responses "
-        "whose mean would have the same variance. Otherwise, the interval is Student's."
+        "not say how much the mean would vary from one training run to the next. If every value is "
+        "between 0 and 1, the interval is Wilson's, computed with the effective sample size: the "
+        "number of independent responses whose mean would have the same variance. Otherwise, the "
+        "interval is Student's."
     )
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'

@@ -65,11 +65,11 @@ def _attempts(measured: Mapping[str, Measure]) -> Plot:
         title="Value of more attempts",
         look="pass@k: the share of prompts for which at least one of k responses is right. A "
         "rising curve means that more samples find more right answers. majority@k: the share of "
-        "prompts for which the most frequent of k answers is right. Unlike pass@k, "
-        "majority@k can be reached without the true answer, because the responses vote. The bands "
-        "are 95% intervals over prompts.",
+        "prompts for which the most frequent of k answers is right. A majority vote can be used "
+        "even if nobody knows the true answer. To pick a right response out of k, as pass@k "
+        "assumes, one must know the true answer. The bands are 95% intervals over prompts.",
         draw=draw,
-        alt=f"Lines over k. Last values: {last}.",
+        alt=f"Line plot of {' and '.join(curves)} against k. Last values: {last}.",
         height=HEIGHT + 0.3,
         missing=missing,
     )

@@ -58,7 +58,7 @@ class EvaluationRecord:
 
     @property
     def meanings(self) -> dict[str, str]:
-        """The meaning of each category, in the order of tables."""
+        """The meaning of each category, in the order of the tables."""
         judged = {own.format_reward is not None for own in self.generations if own.error is None}
         meanings = dict(CATEGORIES)
         if False in judged:
@@ -71,7 +71,7 @@ class EvaluationRecord:
     def categories(self) -> dict[str, list[Generation]] | None:
         """Responses by category, including those that could not be scored, if there are any.
 
-        None if the format and answer rewards of any response fit no category.
+        None if the format and answer rewards of some response fit no category.
         """
         found: dict[str, list[Generation]] = {name: [] for name in self.meanings}
         for generation in self.generations:
@@ -89,9 +89,9 @@ class EvaluationRecord:
             left_out = len(self.by_prompt) - len(self.scored)
             found.append(
                 f"the reward failed on {len(errors)} of "
-                f"{plural(len(self.generations), 'response')}, so the rewards exclude {left_out} "
-                f"of {plural(len(self.by_prompt), 'prompt')} (prompt {errors[0].prompt_index}: "
-                f"{errors[0].error})"
+                f"{plural(len(self.generations), 'response')}, so the reward figures exclude "
+                f"{left_out} of {plural(len(self.by_prompt), 'prompt')} (prompt "
+                f"{errors[0].prompt_index}: {errors[0].error})"
             )
         if self.repeated:
             found.append(

@@ -102,7 +102,7 @@ def console_lines(
     against: EvaluationRecord | None = None,
     paired: Sequence[Difference] = (),
 ) -> Iterator[str]:
-    """Yield the lines that the command prints when it ends.
+    """Yield the lines that launch/evaluate.py prints when it ends.
 
     Args:
         record: The evaluation.

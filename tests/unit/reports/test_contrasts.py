@@ -169,7 +169,8 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     assert all(cells[arm][5].endswith("*") for arm in (OTHER, THIRD))
     words = " ".join(table(comparison).split())
     assert (
-        f"*: disturbed rounds are counted (callbacks.leave_out_disturbed=false): {base}; " in words
+        f"*: rounds that other processes disturbed are counted "
+        f"(callbacks.leave_out_disturbed=false): {base}; " in words
     )
     assert (
         f"{base}; {other}. The percentage is the share of the machine that other processes took."
@@ -177,8 +178,8 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     )
     assert "Excluded from speed comparisons" not in words
     speed = [sentence for sentence in told(record) if "samples per second" in sentence]
-    assert any(f"disturbed rounds are counted: {base}; {other}" in text for text in speed)
-    assert any(f"disturbed rounds are counted: {base})" in text for text in speed)
+    assert any(f"disturbed are counted: {base}; {other}" in text for text in speed)
+    assert any(f"disturbed are counted: {base})" in text for text in speed)
     assert not any("disturbed" in text for text in told(record) if "reward" in text)
 
 
@@ -201,7 +202,7 @@ def test_the_report_keeps_the_true_counts_of_disturbed_rounds_that_count(tmp_pat
     assert data["arms"][OTHER]["disturbed_counted"] is True
     assert data["pairs"][OTHER]["speed_up"]["disturbed_counted"] is True
     text = page.read_text()
-    said = f"isturbed rounds are counted (callbacks.leave_out_disturbed=false): {OTHER}: 16 of 16"
+    said = f"disturbed are counted (callbacks.leave_out_disturbed=false): {OTHER}: 16 of 16"
     table_ = text.partition('<section id="arms"')[2].partition("</section>")[0]
     figure = text.partition('<figure id="speed_up"')[2].partition("</figure>")[0]
     assert said in table_
@@ -709,7 +710,8 @@ def write_trained(directory: Path, arms: Sequence[str], after: Sequence[float], 
         # Differences -0.1, 0 and 0.1.
         (
             [0.0, 0.2, 0.4],
-            "by +0.000 (95% interval: -0.248 to +0.248), on 3 prompts, which may be chance.",
+            "by +0.000 (95% interval: -0.248 to +0.248), on 3 prompts; the change may be due to "
+            "chance.",
         ),
     ],
 )

@@ -74,7 +74,7 @@ def test_prompts_that_could_not_be_scored_are_left_out_of_the_rewards_alone():
         "unscored": [evaluation.generations[3]],
     }
     assert evaluation.problems == [
-        "the reward failed on 1 of 4 responses, so the rewards exclude 1 of 2 prompts "
+        "the reward failed on 1 of 4 responses, so the reward figures exclude 1 of 2 prompts "
         "(prompt 1: it hung)"
     ]
 

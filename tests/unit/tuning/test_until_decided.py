@@ -223,7 +223,7 @@ def extended(tmp_path: Path, *argv: str) -> Plan:
     ("argv", "said"),
     [
         (("--until-decided",), "--until-decided needs --margin"),
-        ((*START[2:], "--scheduler", "asha"), "contradicts --scheduler asha"),
+        ((*START[2:], "--scheduler", "asha"), "cannot be combined with --scheduler asha"),
         ((*START[2:], "--set", "seed=3"), "--set seed fixes one"),
         ((*START[2:], "--set", "arm=sync"), "there is only one arm"),
         ((*START[2:-1], "2"), "--max-seeds 2: must be an integer in [3, 50]"),
