@@ -274,8 +274,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="also send the metrics of each round to W&B, MLflow or Trackio, as one run for each "
-        "trial, and attach the report at the end. Needs the extra of the same name. May be given "
-        "more than once (docs/howto/trackers.md)",
+        "trial, and attach the report when the experiment ends. Needs the extra of the same name. "
+        "May be given more than once (docs/howto/trackers.md)",
     )
     add(
         "--callback",

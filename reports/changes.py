@@ -2,7 +2,7 @@
 
 A policy can earn reward with text that nobody intended: one sentence instead of four, the same
 sentence every time, or a loop. The reward does not show such changes. Each quantity here is
-measured before training and at the end. The report names each quantity that moved by more than its
+measured before and after training. The report names each quantity that moved by more than its
 threshold in either direction. The reader decides whether the change is harmless. A figure that
 rests on few responses has a wider threshold.
 
@@ -37,13 +37,13 @@ WORDING_WORDS = 3  # length of the n-grams that several responses may share
 FEW = f"some figures rest on fewer than {ENOUGH} responses"
 
 Ngram = tuple[str, ...]
-Ends = tuple[float, float]  # values before training and at the end
+Ends = tuple[float, float]  # values before and after training
 Values = Mapping[str, float]  # name of a quantity -> value; unknown quantities are left out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """Quantity that is measured before training and at the end."""
+    """Quantity that is measured before and after training."""
 
     name: str  # key in report.json
     title: str  # heading in tables
@@ -191,7 +191,7 @@ QUANTITIES = (LENGTH, TRUNCATED, ENTROPY, REPEATED, DISTINCT, WORDING, COMMONEST
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One quantity of one arm, before training and at the end."""
+    """One quantity of one arm, before and after training."""
 
     quantity: Quantity
     before: Sequence[float | None]  # one entry per seed; None if unknown

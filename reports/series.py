@@ -62,7 +62,8 @@ def curve(
     Args:
         trials: The trials of an arm.
         series: A function that yields the points of a trial.
-        margin: A function that yields the margin of error of each of these points. None: 0.
+        margin: A function that yields the margin of error of each of these points. Without it, the
+            margins are 0.
     """
     at: dict[int, list[tuple[float, float, float]]] = {}
     for trial in trials:

@@ -25,7 +25,7 @@ from reports.population import SAID, lineage
 from reports.records import TrialRecord
 
 BASELINE = "colocated_k1"
-# Replaces a speed, or follows a total, that other processes have made incomparable.
+# Shown in place of a speed, or after a total, that cannot be compared because of other processes.
 MARK = "?"
 COUNTED = "*"  # follows a speed that includes disturbed rounds because of the trials' settings
 # Advice for the case that other processes made speeds incomparable.

@@ -389,7 +389,7 @@ class _Trial:
     def _activations_of_a_layer(self) -> Iterator[int]:
         """Yield the sizes, in bytes per token, of the tensors that autograd keeps for one layer.
 
-        A test compares the sum with real tensors.
+        A test compares the total with the sizes of real tensors.
         """
         d, f = self.size.hidden, self.size.inner
         q, k = self.size.queries, self.size.keys

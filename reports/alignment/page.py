@@ -66,7 +66,7 @@ def _problems(problems: Sequence[str]) -> str:
 
 
 def _figures_section(record: AlignmentRecord) -> str:
-    note = "The first held-out figures are those of the initial model. The loss is as TRL logs it"
+    note = "The first held-out figures are from the initial model. The loss is as TRL logs it"
     if record.stage.has_pairs:
         note += (
             ". A pair counts as right if its chosen response has the higher score. The interval of "
