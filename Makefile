@@ -91,9 +91,9 @@ test-oldest-ray: $(firstword $(TEST_RAY)) ## Test the oldest supported version o
 $(TEST_RAY): test-ray-%: .venv-ray-%/.ready
 	.venv-ray-$*/bin/python -m pytest $(IN_ORDER) $(RAY_TESTS) $(ARGS)
 
-# The results of these tests depend on how a processor adds up. To imitate other processors, this
-# one runs the tests with fewer instructions and one thread, with two threads, and with sums that
-# round differently.
+# The results of these tests depend on how a processor adds numbers. To imitate other processors,
+# this target runs the tests with fewer instructions and one thread, with two threads, and with sums
+# that are rounded differently.
 test-processors: test-processors-restricted ## Run numeric tests with other processors' rounding.
 	ATEN_CPU_CAPABILITY=avx2 $(RESTRICTED) $(NUMERICS) $(ARGS)
 	OMP_NUM_THREADS=2 $(NUMERICS) $(ARGS)

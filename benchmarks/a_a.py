@@ -13,8 +13,8 @@ a_a          Runs three arms in randomised blocks: `a`; `a_again`, which is as f
              two runs with the same seed counts as `a`.
 disturbed    Runs a short `async_vs_sync` twice. In the first run, one core is kept busy during two
              of the arms, and the final table must mark exactly these two arms as not comparable. In
-             the second run, both cores are free, and the table must mark no arm. If a table marks
-             other arms, the exit status is 1. Run nothing else at the same time, because any other
+             the second run, both cores are free, and the table must mark no arm. If a table does not
+             mark exactly the arms that it must mark, the exit status is 1. Run nothing else at the same time, because any other
              work would disturb the arms too.
 """
 
@@ -246,7 +246,7 @@ def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[
             *("--set", "eval.prompts=16", "--set", "eval.samples=1"),
             *("--name", "disturbed", "--storage", storage),
         ]
-        load = Load()  # the end of the last trial switches it off
+        load = Load()  # switched off at the latest when the last trial ends
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as job:
             assert job.stdout is not None
             printed = []

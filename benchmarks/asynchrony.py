@@ -125,7 +125,7 @@ def main() -> None:
         for repeat in range(args.repeats):
             for label in drawn_order(labels, workload, args.seed + repeat):
                 if len(result["runs"][label]) > repeat:
-                    continue  # an earlier command has done this run
+                    continue  # an earlier command has completed this run
                 result["runs"][label].append(undisturbed(workload, label, args.seed + repeat))
                 print(f"  repeat {repeat} {show(label, result['runs'][label][-1])}", flush=True)
                 write(args.out, {**origin, "workload": results}, quiet=True)

@@ -157,7 +157,7 @@ def interrupted() -> Path:
 
 
 def damaged(how: Callable[[Path, random.Random], str], rng: random.Random, repeat: int) -> Outcome:
-    """Damage the newest checkpoint of an interrupted experiment, and resume it."""
+    """Damage the newest checkpoint of an interrupted experiment, and resume the experiment."""
     storage = interrupted()
     experiment = Experiment(storage, "sync")
     shutil.rmtree(experiment.directory)

@@ -127,7 +127,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def rises(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return each arm's mean rise over seeds and problems, if the trials measured it by problem."""
+    """Return the mean rise over seeds and problems, for arms whose trials measured each problem."""
     of_arm: dict[str, list[Sequence[float]]] = defaultdict(list)
     for trial in trials:
         if "rise_of_problems" in trial:

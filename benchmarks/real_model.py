@@ -53,7 +53,7 @@ from grpo_trainable.telemetry.stages import STAGES
 from reports.evaluations.files import DATA
 
 ARMS = ("colocated_k1_two_cores", "async_k1")  # lag 0 and lag 1 on the same number of cores
-APART = "sync"  # replaces the colocated arm if the engine does not support it
+APART = "sync"  # replaces the colocated arm for an engine that cannot be colocated
 TRL = "trl"
 PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"

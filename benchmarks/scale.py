@@ -1,10 +1,10 @@
-"""Does the driver's work grow with the number of generators?
+"""Does the work of a trial's process grow with the number of generators?
 
 The process of a trial requests chunks of one prompt from 1 to 64 generators, receives them, passes
 them through the staleness gate and the replay buffer, and hands them to the learner. Actors are
-virtual and use no CPU time (`grpo_trainable/simulation`). The CPU seconds of the driver's thread
+virtual and use no CPU time (`grpo_trainable/simulation`). The CPU seconds of this process's thread
 are therefore the work of the pipeline, without Ray's calls. This work limits the number of
-generators that one driver can serve.
+generators that one trial can use.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def main() -> None:
         ]
         rows.append({"generators": generators, "thread_s_a_chunk": found})
         print(
-            f"{generators:>2} generators: {1e3 * statistics.median(found):.2f} ms of the driver's "
-            f"thread per chunk ({1e3 * min(found):.2f}-{1e3 * max(found):.2f})",
+            f"{generators:>2} generators: {1e3 * statistics.median(found):.2f} ms of CPU time "
+            f"per chunk ({1e3 * min(found):.2f}-{1e3 * max(found):.2f})",
             flush=True,
         )
     workload = {"chunks": args.chunks, "responses": RESPONSES}

@@ -1,6 +1,6 @@
-"""Shipped search spaces with only the decisive arms, for benchmarks/off_policy.py.
+"""Shipped search spaces with only a few of their arms, for benchmarks/off_policy.py.
 
-`launch/tune.py --space benchmarks/short_spaces.py:LAG_EXACT_SHORT` runs one of them.
+`launch/tune.py --space benchmarks/short_spaces.py:LAG_EXACT_SHORT` runs one of these spaces.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures", "fleet/genera
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     survived: bool
-    happened: str  # one line
+    happened: str  # one line about the fault
     recovered_s: float | None = None  # longest time without a new row after the fault
     rounds_repeated: int | None = None
     prompts_asked_again: int | None = None
@@ -117,7 +117,7 @@ class Experiment:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def uninterrupted(self) -> tuple[Any, ...]:
-        """Return the fingerprint of the same trial without a fault."""
+        """Return rows and checkpoint digests of the same trial without a fault."""
         return uninterrupted(self.arm, tuple(sorted(self.settings.items())))
 
 
@@ -245,7 +245,7 @@ def check_rounds(experiment: Experiment) -> None:
 
 
 def check_accounts(experiment: Experiment) -> None:
-    """Check that each prompt was trained on, was counted as dropped, or is still in flight.
+    """Check that each prompt was trained on or dropped, or is still waiting or in flight.
 
     Raises:
         Lost: The counts of the last row do not add up, or the files of the responses contradict

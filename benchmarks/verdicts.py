@@ -6,8 +6,8 @@
 errors       Simulates experiments whose differences are tested after every seed up to 20. There are
              four tests. `anytime` is the group-sequential t-test of reports/margin_tests.py.
              `fixed` is a test for a fixed number of seeds that is wrongly repeated after every
-             seed. `fixed_once` is the same test, done once at its number of seeds. `e_process` is
-             the t-test of Wang and Ramdas (arXiv 2310.03722), which needs no maximum number of
+             seed. `fixed_once` is the same test, done once after that number of seeds. `e_process`
+             is the t-test of Wang and Ramdas (arXiv 2310.03722), which needs no maximum number of
              seeds. In `edge`, the arm loses exactly the margin, so each verdict "no worse" is
              wrong. In `equal`, the arm equals the baseline, and the standard deviation of the
              differences equals the margin. There are three kinds of noise. `gaussian` is Gaussian.
@@ -79,7 +79,7 @@ def errors(args: argparse.Namespace) -> dict[str, Any]:
         "skewed": -rng.choice(differences, shape) / differences.std(),
     }
     fixed_seeds = seeds_for_power(1.0, ALPHA, Design(seeds=1))
-    assert fixed_seeds is not None, "a finite number of seeds suffices"
+    assert fixed_seeds is not None, "some finite number of seeds suffices"
     tests: dict[str, Test] = {
         "anytime": dict.fromkeys(range(FIRST_LOOK, MOST + 1), nominal_level(ALPHA, MOST)),
         "fixed": dict.fromkeys(range(2, MOST + 1), ALPHA),

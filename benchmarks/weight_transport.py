@@ -161,7 +161,7 @@ class Pair:
         return time.perf_counter() - start
 
     def idle_cores(self) -> float:
-        """Return the mean CPU use per process while the pair is idle, in cores."""
+        """Return the mean CPU use per process while the actors are idle, in cores."""
         before, start = self._cpu_s(), time.perf_counter()
         time.sleep(IDLE_S)
         return (self._cpu_s() - before) / (time.perf_counter() - start) / len(self.actors)
