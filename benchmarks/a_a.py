@@ -13,9 +13,9 @@ a_a          Runs three arms in randomised blocks: `a`; `a_again`, which is as f
              two runs with the same seed counts as `a`.
 disturbed    Runs a short `async_vs_sync` twice. In the first run, one core is kept busy during two
              of the arms, and the final table must mark exactly these two arms as not comparable. In
-             the second run, both cores are free, and the table must mark no arm. If a table does not
-             mark exactly the arms that it must mark, the exit status is 1. Run nothing else at the same time, because any other
-             work would disturb the arms too.
+             the second run, both cores are free, and the table must mark no arm. If a table marks
+             too many or too few arms, the exit status is 1. Run nothing else at the same time,
+             because any other work would disturb the arms too.
 """
 
 from __future__ import annotations
