@@ -146,7 +146,7 @@ STOPPED_AFTER = 9  # rounds; there are checkpoints of rounds 4, 8 and 9
 
 @cache
 def interrupted() -> Path:
-    """Return the storage of an interrupted experiment, with an intact copy in `kept`."""
+    """Return the storage of an interrupted experiment. Its directory `kept` is an intact copy."""
     storage = Path(tempfile.mkdtemp(prefix="grpo-faults-"))
     experiment = Experiment(storage, "sync", **{"checkpoint.keep": "null"})
     with experiment.start() as running:

@@ -67,7 +67,7 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
             # all kinds of calls that this run lacks, including the calls of a colocated worker.
             own = replace(own, calls={**sync.calls, **own.calls})
             simulated = {
-                "own": simulated_wall_clock(config, own),  # each update time contains all passes
+                "own": simulated_wall_clock(config, own),  # an update's time contains all passes
                 "predicted": simulated_wall_clock(config, sync, passes=config.k),
             }
             errors = {how: seconds / measured - 1.0 for how, seconds in simulated.items()}
