@@ -8,7 +8,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Torch reads this when it is imported. Several test processes share the cores.
+# Torch reads this variable when it is imported. Several test processes share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # On a busy machine, a test must not fail because it generates its inputs slowly.
@@ -24,7 +24,8 @@ def pytest_configure() -> None:
         other_blas.install(os.environ["OTHER_BLAS"])
 
 
-# Collecting the tests makes many objects that stay. The garbage collector need not visit them.
+# Objects that are made while pytest collects the tests live until the end. So garbage collection is
+# off meanwhile, and skips these objects later.
 def pytest_collection() -> None:
     gc.disable()
 

@@ -19,12 +19,12 @@ from policies import write_quick_policy
 from grpo_trainable.trainable import GRPOTrainable
 from launch import check_env
 
-# Ray reads these when it starts its processes.
+# Ray reads these variables when it starts its processes.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-PATIENT_S = 100.0  # deadline for an answer on a busy machine
+PATIENT_S = 100.0  # deadline for an environment's answer, even on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -44,9 +44,9 @@ def ray_session() -> Iterator[None]:
 def train(
     ray_session: None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Path], list[dict[str, Any]]]:
-    """Return a function that runs a trial of two rounds on the `Game` and `Games` of a file.
+    """Return a function that runs a trial of two rounds on the environment and task of a file.
 
-    `Game` is the environment, and `Games` is the task.
+    The file defines the environment as `Game` and the task as `Games`.
     """
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
 
@@ -71,7 +71,7 @@ def train(
 
 @pytest.fixture
 def is_sound(policy: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., bool]:
-    """Return a function that runs `check_env` on the `Game` and `Games` of a file.
+    """Return a function that runs `check_env` on the environment and task of a file.
 
     The function plays the given actions, and returns True if `check_env` finds no fault.
     """
@@ -83,7 +83,7 @@ def is_sound(policy: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., b
         settings = [word for setting in fixed for word in ("--set", setting)]
         command = [f"{path}:Game", "--task", f"{path}:Games", "--specs", "3", *given, *settings]
         status = check_env.main(command)
-        print(capsys.readouterr().out)  # shown if the test fails
+        print(capsys.readouterr().out)  # pytest shows this if the test fails
         return status == 0
 
     return sound

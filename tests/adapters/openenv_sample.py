@@ -1,4 +1,4 @@
-"""The echo environment that `openenv init` writes, on a server on this machine."""
+"""The echo environment that `openenv init` writes, served on this machine."""
 
 from __future__ import annotations
 

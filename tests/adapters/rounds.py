@@ -1,4 +1,4 @@
-"""A check of the rows of a trial with two rounds."""
+"""A check of the metrics that a trial of two rounds reports."""
 
 from __future__ import annotations
 

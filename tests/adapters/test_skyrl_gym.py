@@ -37,7 +37,7 @@ ROW = {
 
 
 def test_a_wrong_answer_of_the_right_form_earns_its_share() -> None:
-    """In each of three turns, the right form earns 0.2 / 3. The right answer earns 1."""
+    """With three turns, a wrong answer in the right form earns 0.2 / 3. A right answer earns 1."""
     env = skyrl_gym_environment("gsm8k_multi_turn")()
     assert env.reset(ROW) == "Add.\n2 + 3 = ?\n"
     heard = [env.step(action) for action in ("It is #### 6\n", "perhaps 5\n", "#### 5\n")]

@@ -37,7 +37,7 @@ def test_the_hints_lead_to_the_number() -> None:
 
 
 def test_two_invalid_moves_lose_and_count() -> None:
-    """The last valid guess, 15, is 4 away from 11. The reward divides this by 20 - 1."""
+    """The last valid guess, 15, is 4 away from 11. The reward divides this distance by 20 - 1."""
     game = textarena_environment("GuessTheNumber-v0")()
     game.reset({"seed": 7})
     game.step("[15]\n")

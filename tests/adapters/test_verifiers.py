@@ -17,7 +17,7 @@ from grpo_trainable.environments import Turn
 pytest.importorskip("verifiers", reason="verifiers is not installed: make test-adapters")
 
 GAME = """
-import openenv.core  # while the process starts, or the first answer would wait for it
+import openenv.core  # imported while the process starts, so that no answer waits for it
 
 from grpo_trainable.adapters.tasks import listed_task
 from grpo_trainable.adapters.verifiers import verifiers_environment
@@ -62,7 +62,7 @@ def test_a_second_agent_is_refused() -> None:
 
 
 def test_the_rewards_of_all_turns_come_with_the_last(echo_server: str) -> None:
-    """Each character earns 0.1: 0.5 for `hello`, 0.2 for `hi`, 1 for `ten signs!`."""
+    """Each character of an action earns 0.1: 0.5 for `hello`, 0.2 for `hi`, 1 for `ten signs!`."""
     env = verifiers_environment(
         taskset={"id": "openenv", "base_url": echo_server, "resets": [{"seed": 1}]},
         player={"max_turns": 3},

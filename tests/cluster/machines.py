@@ -24,11 +24,11 @@ TOOLS = ("ip", "nsenter", "unshare", "mount")
 CLONE_NEWNET = 0x40000000  # from <sched.h>
 SUBNET = "10.77.0"
 SHARED_MEMORY = DISK = "2g"
-_SETS = itertools.count()  # numbers the sets of machines that this process makes
+_SETS = itertools.count()  # a number for each set of machines that this process makes
 
 
 def missing() -> str | None:
-    """Return why no simulated machines can be made here, or None if they can be made."""
+    """Return the reason why this machine cannot simulate others, or None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -110,7 +110,8 @@ class Machine:
         Args:
             percent: Share of the packets in percent, at least 0.1.
         """
-        last = round(percent * 10) - 1  # numbers from 0 to `last`, out of 0 to 999, drop a packet
+        # Each packet draws a number from 0 to 999, and is dropped if the number is at most `last`.
+        last = round(percent * 10) - 1
         rules = (
             "add table inet loss",
             "add chain inet loss in { type filter hook input priority 0; }",
@@ -122,7 +123,8 @@ class Machine:
     def listen(self) -> socket.socket:
         """Return a socket that listens on this machine, for a server in the test's own process."""
 
-        # A thread enters the machine's namespace, and then ends. The socket stays in the namespace.
+        # A thread enters the machine's namespace and opens the socket there. The socket stays there
+        # when the thread ends.
         def enter() -> socket.socket:
             with open(f"/proc/{self._keeper.pid}/ns/net") as network:
                 if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET) != 0:
@@ -133,7 +135,11 @@ class Machine:
             return thread.submit(enter).result()
 
     def seen(self, path: Path) -> Path:
-        """Return the path at which the test's process sees an absolute path of this machine."""
+        """Return the path at which the test's process finds a file of this machine.
+
+        Args:
+            path: The absolute path of the file on this machine.
+        """
         return Path(f"/proc/{self._keeper.pid}/root") / path.relative_to("/")
 
     def start(

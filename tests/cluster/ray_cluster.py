@@ -20,7 +20,7 @@ OBJECT_STORE = 300_000_000  # bytes
 
 @dataclass(frozen=True)
 class Cluster:
-    machines: list[Machine]  # the first one runs the cluster's head
+    machines: list[Machine]  # the first machine runs the head of the cluster
     disk: Path  # each machine has a different disk at this path
     environment: Mapping[str, str]
     head_cpus: int = CPUS
@@ -60,7 +60,7 @@ class Cluster:
 def ray_cluster(
     count: int, *, spare: int = 0, head_cpus: int = CPUS, **environment: str
 ) -> Iterator[Cluster]:
-    """Yield a cluster of `count` machines. A further `spare` machines exist but have not joined."""
+    """Yield a cluster of `count` machines. `spare` more machines exist, but have not joined."""
     variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

@@ -1,4 +1,4 @@
-"""A machine of a cluster that is lost during a trial, and joins the cluster again later."""
+"""A cluster loses a machine during a trial, and the machine joins again later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from machines import Machine
 from ray_cluster import Cluster
 
-# Each machine has room for one actor, so no machine can take over the generator of a lost one.
+# Each machine has room for one actor, so none can take over the generator of a lost machine.
 SPREAD = (
     *("--space", "async_vs_sync", "--set", "arm=async_k1", "--set", "rollout.prompts=4"),
     *("--set", "eval.prompts=8", "--set", "eval.samples=1", "--set", "eval.every=1000"),

@@ -1,4 +1,4 @@
-"""A worker on a GPU with many settings: ratios begin at 1, and a resume is exact. No Ray."""
+"""A worker on a GPU with many settings, without Ray: ratios begin at 1, and a resume is exact."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def worker_of(settings: Mapping[str, Any]) -> tuple[GRPOConfig, Colocated, Promp
 def trained(
     worker: Colocated, prompts: Prompts, config: GRPOConfig, round_: int
 ) -> tuple[list[RolloutGroup], Updated]:
-    """Run a round with made-up rewards, which differ within every group so that it has a signal."""
+    """Run a round with made-up rewards that differ within each group, to give it a signal."""
     worker.load(worker.publish().handle)
     count = config.rollout.prompts
     unit = worker.generate([prompts.request("train", round_ * count + i) for i in range(count)])

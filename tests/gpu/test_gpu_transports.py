@@ -58,7 +58,7 @@ def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> 
 
 
 def test_a_gpu_changes_no_bit_of_what_travels() -> None:
-    """Weights have the same checksum on the CPU, on the GPU, and while they are copied."""
+    """Weights have the same checksum on the CPU and on the GPU, even if a copy computes it."""
     from grpo_trainable.protocol.checksums import PIECE_BYTES, copy_with_checksum, storage_checksum
 
     tensors = {

@@ -30,7 +30,7 @@ def environment_with(code: str, directory: Path, **variables: str) -> dict[str, 
     Args:
         code: The code of the module `sitecustomize`, which Python imports.
         directory: The directory for this module.
-        **variables: Further variables.
+        **variables: Further environment variables.
     """
     (directory / "sitecustomize.py").write_text(code)
     paths = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
@@ -39,7 +39,7 @@ def environment_with(code: str, directory: Path, **variables: str) -> dict[str, 
 
 def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in the directory `cwd`."""
-    # The tests set this variable for their own Ray. The command must set it without their help.
+    # The tests set this variable for their own Ray. The command must set it on its own.
     environment = {k: v for k, v in os.environ.items() if k != "RAY_worker_niceness"}
     return subprocess.run(
         [sys.executable, str(ROOT / "launch" / script), *arguments],
@@ -53,7 +53,7 @@ def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[
 
 
 def tune(*arguments: str, storage: Path) -> subprocess.CompletedProcess[str]:
-    """Run an experiment to its end, in the directory of its storage."""
+    """Run an experiment to its end. Its storage is also the current directory."""
     return run("tune.py", *arguments, "--storage", str(storage), cwd=storage)
 
 
@@ -68,7 +68,7 @@ def parts(trial: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def spans(trial: Path) -> dict[str, list[tuple[str, float, float]]]:
-    """Return the spans of the trace, as (stage, start, end), by actor."""
+    """Return the spans of each actor in the trace, as (stage, start, end)."""
     events = json.loads((trial / "trace.json").read_text())
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     by_actor: dict[str, list[tuple[str, float, float]]] = {name: [] for name in names.values()}

@@ -21,7 +21,8 @@ from grpo_trainable.telemetry.metrics import NAMES, TIMED, is_named_by_user
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from grpo_trainable.trial import BUILT_INTO_ACTORS
 
-# One thread per process, because all processes share two cores. Ray reads this at its start.
+# One thread per process, because all processes share two cores. Ray reads this variable when
+# it starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # By default, Ray gives actors a low priority. While a test computes, such actors could get no CPU
@@ -78,9 +79,9 @@ def trial_config(**values: Any) -> dict[str, Any]:
 def untimed(
     row: dict[str, Any], names: Container[str] = NAMES, apart: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Return the columns of a row about the training, and the numbers that environments report.
+    """Return a row's columns about training, and the numbers that environments report.
 
-    Times and measurements of the machine are left out.
+    Times, and measurements of the machine, are left out.
 
     Args:
         row: A row of metrics.
@@ -94,7 +95,7 @@ def untimed(
 
 
 def rows(trial: Path | str) -> list[dict[str, Any]]:
-    """Return the rows in the directory of a trial."""
+    """Return the rows of metrics in the directory of a trial."""
     return [json.loads(line) for line in (Path(trial) / "result.json").read_text().splitlines()]
 
 
@@ -103,7 +104,7 @@ def checkpoints(trial: Path | str) -> list[Path]:
 
 
 def written_by_the_page(page: str, title: str, directory: Path) -> Path:
-    """Write the file with this title from a page of docs/howto, and return its path."""
+    """Write the file that a page of docs/howto shows under `title`, and return its path."""
     text = (HERE.parents[1] / "docs" / "howto" / page).read_text(encoding="utf-8")
     _, _, rest = text.partition(f'```python title="{title}"\n')
     path = directory / title
@@ -138,7 +139,8 @@ def assert_no_actor_left(seconds: float = 60.0, before: Collection[int] = ()) ->
 
     Args:
         seconds: Maximum time to wait for their end.
-        before: Actors that existed before and may stay, such as those that `begun` keeps.
+        before: Pids of actors that existed before and may stay, such as those that the fixture
+            `begun` keeps.
     """
     deadline = time.monotonic() + seconds
     while (left := actor_processes().keys() - before) and time.monotonic() < deadline:
@@ -159,7 +161,10 @@ def kill(trainable: GRPOTrainable, name: str) -> None:
 
 @pytest.fixture
 def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield a function that builds Trainables in new processes, outside Tune. Stop them later."""
+    """Yield a function that builds Trainables in new processes, outside Tune.
+
+    The fixture stops the Trainables after the test.
+    """
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
     built = []
 
@@ -233,7 +238,8 @@ def fit(
 def in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Prepare the test's process for commands that are called as functions.
 
-    The current directory is the test's own. Settings of the process are restored afterwards.
+    The test's temporary directory becomes the current directory. Settings of the process are
+    restored after the test.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAYON_NUM_THREADS", os.environ.get("RAYON_NUM_THREADS", "1"))

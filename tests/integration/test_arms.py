@@ -201,7 +201,8 @@ def test_seconds_of_a_synchronous_round_add_up(results: dict[str, Path], arm: st
     stages = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
     for row in rows(results[arm]):
         total = sum(row[f"time/{stage}_s"] for stage in stages)
-        # On a busy machine, a stage can end a moment after another process has begun the next one.
+        # On a busy machine, a stage can end a moment after another process has begun the next
+        # stage.
         assert total == pytest.approx(row["time/step_s"], rel=1e-3, abs=0.1)
         assert row["time/other_s"] >= 0
 
@@ -334,8 +335,8 @@ def test_running_trainable_takes_a_checkpoint_of_another_history(
 def test_other_config_begins_anew_in_the_same_actors(
     results: dict[str, Path], begun: Any, placement: str
 ) -> None:
-    # The first config differs in every setting that an actor can change. Its calls may still be
-    # running when the second config begins.
+    # The first config differs from the second in every setting that an actor can change. Calls of
+    # the first may still be running when the second begins.
     lag = 0 if placement == "colocated" else 1
     running = begun(
         trial_config(
@@ -367,7 +368,7 @@ def test_dead_generator_is_replaced_and_a_synchronous_run_is_none_the_worse(
     row: dict[str, Any] = {}
     for _ in range(3):
         row = running.step()
-    assert row["count/redispatched"] == 4  # both chunks of the round were being sampled
+    assert row["count/redispatched"] == 4  # both chunks of the round were in flight
     last = {**rows(results["sync"])[-1], "count/redispatched": 4.0}
     assert untimed(row) == untimed(last)
     # The meter of the machine's load counts the new generator as part of the trial.

@@ -93,7 +93,7 @@ def test_a_resumed_trial_of_episodes_equals_the_one_that_went_on(
 
 
 class Keeps(Callback):
-    """A callback as a user may write it, which keeps every row as JSON."""
+    """A callback such as a user may write. It keeps every row as JSON."""
 
     def __init__(self) -> None:
         self.rows: list[str] = []

@@ -124,7 +124,7 @@ def file(tmp_path: Path) -> Path:
             vocab_size=258, context_length=64, d_model=16, num_layers=1, num_heads=1, d_ff=16
         )
     )
-    with torch.no_grad():  # make a policy that ends each action after one or two tokens
+    with torch.no_grad():  # so that the policy ends each action after one or two tokens
         model.embedding.weight[tokenizer.encode("\n")[0]].mul_(60)
     save_policy(tmp_path / "policy", model, tokenizer, torch.float32)
     return path
@@ -186,7 +186,7 @@ def test_an_environment_that_fails_costs_its_own_group_and_leaves_no_process(fil
 
 
 def _processes_with_mark() -> list[int]:
-    """Return the pids of all other processes that have a worker's `MARK` in their environment."""
+    """Return the pids of all other processes whose environment contains the `MARK` of workers."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:

@@ -17,7 +17,7 @@ from reports.evaluations.page import render_page
 
 pytestmark = needs_browser
 EVIL = "</script><script>console.error('run')</script><img src=x onerror=\"console.error('run')\">"
-# Use the filters, and record what the page shows each time.
+# This script uses the filters of a page, and records what the page shows after each change.
 DRIVE = """<script>addEventListener("load", async () => {
   const element = (id) => document.getElementById(id);
   const told = [];
@@ -65,7 +65,7 @@ def driven(page: str, steps: list[Any], directory: Path) -> list[dict[str, Any]]
 def many() -> list[Generation]:
     """Return 10,000 responses to 2,500 prompts.
 
-    A quarter of them are right, one in ten is cut off, and one differs from all others.
+    A quarter of the responses are right, one in ten is cut off, and one differs from all others.
     """
     found = [
         generation(
@@ -139,5 +139,5 @@ def test_the_policy_of_the_page_lets_its_script_run_and_no_other(tmp_path):
     document, console = browse(page, tmp_path / "profile")
     assert console == []
     assert "1 to 2 of 2 responses" in document
-    # The text appears as a text node, which the browser writes escaped.
+    # `EVIL` appears as a text node, which the browser writes escaped.
     assert html.escape(EVIL, quote=False) in document

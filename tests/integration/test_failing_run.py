@@ -1,8 +1,8 @@
 """An experiment of two trials that fail for different reasons and finish after repairs.
 
 The reward has a mistake, which the first trial reaches in round 2. Before the second trial starts,
-its keywords file is edited. After both are mended, a service that the second trial needs is
-unavailable.
+its keywords file is edited. After the reward and the file are mended, a service that the second
+trial needs is unavailable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from grpo_trainable.config import GRPOConfig, TaskSettings
 from grpo_trainable.tasks import KeywordTask
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 
-PROMPTS = 4  # in a round
+PROMPTS = 4  # per round
 
 REWARD = """
 from pathlib import Path
@@ -42,7 +42,7 @@ RESUME = ("--resume", "must", "--name", "failing")
 
 @dataclass
 class Story:
-    """The directory of an experiment, and its commands as they ended."""
+    """The directory of an experiment, and the result of the command that started it."""
 
     storage: Path
     started: CompletedProcess[str]
@@ -129,7 +129,7 @@ def test_a_failure_that_would_repeat_is_not_retried(failed):
     line, _ = failed_lines(failed.started)
     assert re.search(r"KeyError: 'rare' \(rewards\.py, line \d+\)", line)
     again = [line for line in failed.started.stdout.splitlines() if "starts again" in line]
-    assert len(again) == 2  # about the second trial
+    assert len(again) == 2  # lines about the second trial
     assert all("words.txt has changed" in line for line in again)
     first, *_ = failed.trials
     assert failures(first) == 1

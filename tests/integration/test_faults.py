@@ -113,7 +113,7 @@ class FullDisk(DetailedGRPO):
 def troubled(
     ray_session: None, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[tune.Result, str]:
-    """Run a trial of six rounds on a full disk; return its result and its output.
+    """Run a trial of six rounds that finds a full disk; return its result and its output.
 
     The reward fails on one of three prompts. Each round has one prompt.
     """

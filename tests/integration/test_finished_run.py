@@ -21,7 +21,8 @@ def finished(tmp_path_factory):
     """Run three arms for four rounds; return the experiment's directory and the output."""
     storage = tmp_path_factory.mktemp("storage")
     argv = ["--space", "async_vs_sync", "--name", "short", "--iterations", "4", *SMALL]
-    # With these settings, all colocated arms are equal and are merged, and so are both async arms.
+    # With these settings, all colocated arms are equal, and so are both async arms. Equal arms are
+    # merged.
     merged = ("--set", "k=1", "--set", "resources.worker_cpus=0.95")
     # Other tests run at the same time. By default, rounds that they disturb would have no speed.
     disturbed = ("--set", "callbacks.leave_out_disturbed=false")

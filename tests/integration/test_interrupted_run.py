@@ -96,7 +96,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def killed(start, tmp_path_factory) -> Story:
-    """Send SIGKILL to the driver after the third checkpoint. Damage the third and later ones."""
+    """Kill the driver after the third checkpoint. Damage the third and all later checkpoints."""
     story = Story(tmp_path_factory.mktemp("storage"))
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
     argv += ["--set", f"eval.every={EVALUATED[1]}", "--set", "checkpoint.keep=null"]

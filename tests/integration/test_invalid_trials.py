@@ -23,7 +23,7 @@ SHORT = {"rounds": 1, "checkpoint": {"every": 1}, "eval": {"every": 1}}
 
 
 def outcomes(grid: tune.ResultGrid) -> dict[str, str | None]:
-    """Return the reason of each trial's failure by placement, or None if it did not fail."""
+    """Return the reason for each trial's failure by placement, or None if the trial finished."""
     return {
         result.config["placement"]: result.error and str(result.error).splitlines()[-1]
         for result in grid

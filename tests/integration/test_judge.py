@@ -43,7 +43,7 @@ def test_process_scores_a_chunk_in_one_call_and_counts_failures(
         assert good == Score(2 / 3, None, 2 / 3, parts={"cat": 1.0, "rude": 0.0, "rubrics": 0.0})
         assert isinstance(other, Score)
         assert other.reward == pytest.approx(1 / 3)
-        # The failed call was repeated, and verdicts that were known were not asked for again.
+        # The failed call was repeated, and known verdicts were not requested again.
         assert bad == RewardError("judge, criterion cat: HTTP 401: *** is wrong", repeats=True)
         assert bad.usage == {"calls": 4}
         assert good.usage == {"calls": 2, "cached": 2, "prompt_tokens": 20, "completion_tokens": 6}
@@ -59,7 +59,7 @@ def test_rubrics_travel_to_the_process_and_back(tmp_path: Path) -> None:
             return nonsense.pop()
         return mentions(asked)
 
-    nonsense = [completion("I forgot.")]  # once: the call is repeated
+    nonsense = [completion("I forgot.")]  # for the first call, which is then repeated
     with StubJudge(answer) as stub:
         reward = f"judge:{stub.file(tmp_path, max_rubrics=2)}"
         weights = {"cat": 1.0, "rubrics": 2.0}
@@ -102,9 +102,9 @@ def drawn(text: str) -> int:
 
 
 def recorded(asked: str) -> Reply:
-    """Judge as a recorded judge does: equal questions get equal answers.
+    """Answer like a judge whose replies were recorded: equal questions get equal answers.
 
-    One in ten responses gets nonsense.
+    For one in ten responses, the reply is nonsense.
     """
     if asked.count("<response>") > 1:
         return completion(json.dumps({"positive": [f"rubric {drawn(asked)}"]}))

@@ -147,7 +147,7 @@ def same(a: LearnerState, b: LearnerState) -> bool:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes meet by addresses of Linux"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the addresses of the processes need Linux"),
 ]
 every_group = pytest.mark.parametrize("size", SIZES)
 every_strategy = pytest.mark.parametrize("strategy", ["replicated", "fsdp2"])

@@ -35,7 +35,7 @@ RIGHT = "def add(a, b):\n    return a + b\n"
 
 
 def before_return(statement: str) -> str:
-    """Return the right program with a statement in its function."""
+    """Return the right program with `statement` before the `return` of its function."""
     return RIGHT.replace("return", f"{statement}; return")
 
 
@@ -73,20 +73,20 @@ PROGRAMS: dict[str, tuple[str, int, int]] = {
         *(1, 0),
     ),
     "empty": ("", 1, 0),
-    # No Python.
+    # Not valid Python.
     "colon": ("def add(a, b)\n    return a + b", 0, 0),
     "bracket": ("def add(a, b):\n    return (a + b", 0, 0),
     "prose": ("The sum of a and b.", 0, 0),
     "null byte": (f"{RIGHT}\0", 0, 0),
     "surrogate": (f"{RIGHT}'\ud800'", 0, 0),
     "nested": ("(" * 10_000 + ")" * 10_000, 0, 0),
-    # Ends early.
+    # These end early.
     "exit": ("import os\nos._exit(0)", 1, 0),
     "sys.exit": ("import sys\nsys.exit()", 1, 0),
     "sys.exit in test 1": (before_return("import sys; a == 0 and sys.exit()"), 1, 3),
     "exit in test 1": (before_return("import os; a == 0 and os._exit(0)"), 1, 1),
     "kills": ("import os\nos.kill(os.getpid(), 9)", 1, 0),
-    # Does not end.
+    # These do not end.
     "loop": ("while True: pass", 1, 0),
     "loop in test 1": ("def add(a, b):\n    while a == 0: pass\n    return a + b", 1, 1),
     "power": ("def add(a, b): return 9 ** 9 ** 9", 1, 0),

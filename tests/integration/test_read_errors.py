@@ -25,7 +25,7 @@ from reports.experiment import read_experiment
 ROUNDS = 10
 
 # In every process of the command, this code makes given file operations fail for paths that contain
-# a given text, up to a total number of failures.
+# a given text. After a given number of failures, the operations succeed.
 FAILING = """
 import builtins, io, json, os, pathlib
 
@@ -106,7 +106,7 @@ def test_a_trial_whose_checkpoints_cannot_be_read_is_refused_and_loses_nothing(
 
 @pytest.fixture(scope="module")
 def finished(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
-    """Finish the experiment on a disk that fails once in three operations, with one retry."""
+    """Finish the experiment, with one retry, on a disk where three operations each fail once."""
     faults = [
         ("os", "open", "manifest.json", errno.EMFILE, 1),
         ("io", "open", "result.json", errno.EIO, 1),

@@ -51,7 +51,7 @@ class Kept(ShmSender):
 
 
 class Timed:
-    """A real role that `VirtualActor` can call: it ignores the start and the end time of a call."""
+    """Lets `VirtualActor` call a real role. The start and the end time of a call are ignored."""
 
     takes_deposits = False
 
@@ -201,8 +201,8 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
     assert row["count/in_flight"] == 0
     assert row["count/trained"] == len(uses)
     assert not runtime.uncollected
-    # The weights that a generator uses may be `lag` rounds old, and so may its last report of the
-    # weights that it uses.
+    # A generator may use weights that are `lag` rounds old, and its last report of which weights it
+    # uses may be `lag` rounds old, too.
     assert len(kept.slots) <= 2 + 2 * config.lag
     for real in generators:
         real.close()
@@ -223,11 +223,12 @@ def test_any_settings_keep_both_bounds_and_their_accounts(
     try:
         config = GRPOConfig.from_dict({**data, "model": {"path": policy_path}})
     except ConfigError:
-        assume(False)  # for example a buffer that would never use a group again
+        assume(False)  # invalid, such as a buffer that would never use a group again
         raise
     learner, kept = run(config, scale, timing)
     if config.lag == 0 and config.buffer_capacity == 1:
-        # The learner begins with the weights that sampled, so first ratios are 1 up to rounding.
+        # Each round begins with the weights that sampled it, so its first ratios are 1 up to
+        # rounding.
         assert learner.first_steps == pytest.approx([1.0] * config.rounds, abs=1e-5)
     check_log_probs(config, kept, learner.rounds)
 
@@ -256,13 +257,13 @@ def test_tokens_of_several_versions_are_each_of_their_own(
             "resources": {"num_generators": 2, "deadline_s": 1e6},
         }
     )
-    # Units are long and rounds are short, so weights arrive in the middle of most units.
+    # Chunks are long and rounds are short, so weights arrive in the middle of most chunks.
     learner, kept = run(config, {"rollout": 60.0, "optimize": 20.0, "sync": 1.0}, timing=1)
     assert check_log_probs(config, kept, learner.rounds) > 2
 
 
 def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[RolloutGroup]]]) -> int:
-    """Check recorded log-probs against the weights that each token names.
+    """Check the recorded log-probs against the weights whose version each token names.
 
     With `in_flight`, the cache is kept after the weights that filled it are replaced. So only the
     tokens of a group's first version can be checked. Return the number of groups with tokens of

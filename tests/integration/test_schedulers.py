@@ -110,7 +110,7 @@ def test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced(
 
 
 class Shared(tune.Trainable):
-    """A trial of one round, which may fail in its step or end its process in a reset."""
+    """A trial of one round, which may fail in its step or end its process in its reset."""
 
     def setup(self, config: dict[str, Any]) -> None:
         self.arm = config["arm"]

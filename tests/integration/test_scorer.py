@@ -230,7 +230,7 @@ def test_rest_of_a_unit_is_not_asked_for_once_many_hung_whatever_the_workers(spe
     with contextlib.closing(ProcessScorer(spec, deadline_s=0.5, workers=4)) as scorer:
         answers = [answer.message for answer in scorer.score(requests(*["hang"] * 30))]
         hung = answers.count("no reward within 0.5 s")
-        # The answers for responses that other workers were scoring when the tenth hung are still
+        # When the tenth response hung, other workers were still scoring. Their answers are still
         # awaited.
         assert 10 <= hung <= 13
         assert all(

@@ -92,7 +92,7 @@ Path(results).write_text(json.dumps({"checkpoint": result.checkpoint.path}))
 
 
 class Experiment:
-    """An experiment in a directory that also contains `OWN` as a user's file."""
+    """An experiment in a directory that also contains a user's file with the code `OWN`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -206,7 +206,7 @@ def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
 ) -> None:
     """A colocated worker samples and trains. It saves a checkpoint while its engine hangs.
 
-    Nobody reads the output: with `python launch/tune.py | tee log`, a signal also ends `tee`.
+    Nobody reads the output, as with `python launch/tune.py | tee log`: a signal also ends `tee`.
     """
     experiment.start_command("colocated_k1")
     finished = experiment.hang_in("engine")
@@ -233,7 +233,7 @@ def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
 def test_a_users_tuner_finishes_gradient_steps_that_have_begun_and_saves_them(
     experiment: Experiment,
 ) -> None:
-    """Nobody reads the output: with `python my_tuner.py | tee log`, Ctrl-C also ends `tee`."""
+    """Nobody reads the output, as with `python my_tuner.py | tee log`: Ctrl-C also ends `tee`."""
     script, found = experiment.directory / "my_tuner.py", experiment.directory / "results.json"
     script.write_text(OWN_TUNER)
     config = experiment.directory / "config.json"

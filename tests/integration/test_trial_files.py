@@ -48,7 +48,7 @@ def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(
 def test_a_clone_goes_on_from_its_own_checkpoint_although_tune_names_its_donors(
     begun: Any, tmp_path: Path
 ) -> None:
-    """This happens if Ctrl-C or a kill comes between the clone's save and Tune's next snapshot."""
+    """Ctrl-C or a kill may come between the clone's save and Tune's next snapshot."""
     donor, clone = (tmp_path / "experiment" / name for name in ("donor", "clone"))
     first = begun(trial_config(placement="colocated"))
     first.step()

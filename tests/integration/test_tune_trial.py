@@ -34,8 +34,8 @@ def own_bundles() -> list[int]:
 class TellsBundles(GRPOTrainable):
     """Reports each actor's bundle after the last round and after replacing both generators.
 
-    Both generators have died when the second is replaced. So the first bundle with room is that of
-    the first generator, and the second must not take it.
+    Both generators are dead when generator-1 is replaced. So the first bundle with room is that of
+    generator-0, and the replacement of generator-1 must not take it.
     """
 
     def step(self) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(
         told[name] = untimed(running.step())
     running.stop()
     assert weights.is_dir()  # the learner's process created it
-    assert list(weights.iterdir()) == []  # and removed its own directory in it
+    assert list(weights.iterdir()) == []  # the process removed its own directory in `weights`
     first, *others = told.values()
     assert len(others) >= 3
     assert all(other == first for other in others)
@@ -230,7 +230,7 @@ def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_actors_that_begin_anew_keep_their_way(begun: Any, name: str) -> None:
-    """A PBT clone does this: its settings change, but it keeps the actors and their group."""
+    """As for a PBT clone, the settings change, but the actors and their group stay."""
     running = begun(trial_config(transport=name, lag=1))
     running.step()
     before = [actor.handle for actor in running.trial.actors]
@@ -284,7 +284,7 @@ ONE_SIDED = [p for p in HERE if p.values[0] != "gloo"]
 def test_learner_that_died_before_its_weights_were_fetched_leaves_an_error_or_whole_weights(
     line: Any, name: str
 ) -> None:
-    """Another learner can replace the dead one, with the same generator."""
+    """A new learner can replace the dead learner and use the same generator."""
     way = line(name)
     assert way.sync(0)
     handle, published = way.publish(1)
@@ -387,7 +387,7 @@ def test_a_lost_generator_of_a_collective_group_is_an_error_after_which_the_grou
     kill(running, "generator-0")
     with pytest.raises(ActorFailed, match=r"(generator-0|learner) died"):
         run(running, 4)
-    # When Tune retries the trial, it does the same.
+    # Tune retries a trial in the same way.
     again = begun(config)
     again.restore(str(tmp_path / "last"))
     row = run(again, 4)
@@ -405,7 +405,7 @@ class Starts:
 def test_what_ray_starts_beside_an_actor_needs_no_room_in_the_trials_reservation(
     ray_session: None,
 ) -> None:
-    """For nccl, Ray starts a further actor, through which the two ends find each other.
+    """For nccl, Ray starts a further actor, through which sender and receiver find each other.
 
     A trial's reservation has no room for this actor.
     """

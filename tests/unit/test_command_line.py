@@ -1,4 +1,4 @@
-"""Command lines report mistakes in one line, know how they were started, and end quietly."""
+"""Commands report mistakes in one line, name themselves as started, and end quietly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_reader_that_has_gone_gets_no_traceback(script):
         env={**os.environ, "PYTHONUNBUFFERED": ""},
     )
     assert process.stdout is not None
-    process.stdout.close()  # long before the first line
+    process.stdout.close()  # long before the command prints its first line
     _, error = process.communicate(timeout=60)
     assert error == b""
     assert process.returncode == OUTPUT_CLOSED == 141
@@ -77,7 +77,7 @@ sys.exit(run("tune", body))
 
 @pytest.mark.slow
 def test_work_that_must_not_end_goes_on_without_a_reader(tmp_path):
-    """This happens with `2>&1 | tee log`: Ctrl-C also ends `tee`."""
+    """With `2>&1 | tee log`, Ctrl-C also ends `tee`, so nobody reads the output."""
     process = subprocess.Popen(
         [sys.executable, "-c", GOES_ON, str(tmp_path / "file")],
         cwd=ROOT,
@@ -101,7 +101,7 @@ def test_a_log_on_a_full_disk_stops_nothing(monkeypatch, capsys):
 
 
 def test_a_stream_that_was_replaced_meanwhile_stays():
-    """A live table that began earlier restores its own stream when it ends."""
+    """A live table may end meanwhile, and restores the stream that it had replaced."""
     before, later = sys.stdout, io.StringIO()
     with output_dropped_on_error():
         assert sys.stdout is not before

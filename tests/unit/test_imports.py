@@ -33,8 +33,9 @@ PACKAGES: dict[str, set[str]] = {
 # The rooms (subpackages or modules) of grpo_trainable that a package may not import.
 NOT_FOR = {"callbacks": {"learner", "generator"}, "search_spaces": {"learner", "generator"}}
 
-# The rooms of grpo_trainable, lowest first. Each may import the listed rooms and everything that
-# those may import, as docs/architecture.md shows. A string `module:name` is not an import.
+# The rooms of grpo_trainable, lowest first. Each may import the rooms listed for it, and everything
+# that those rooms may import, as docs/architecture.md shows. A string `module:name` does not count
+# as an import.
 FLOORS: dict[str, set[str]] = {
     "telemetry": set(),
     "algo": set(),
@@ -64,7 +65,7 @@ FLOORS: dict[str, set[str]] = {
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "storage", "cluster", "trial", "trainable", "rllib"}
-# Ray may move its private and alpha names. Only this file may use them.
+# Ray may move its private and alpha names. Only this module may use them.
 RAY_PRIVATE = "grpo_trainable.storage.ray_private"
 UNSTABLE_RAY = re.compile(
     r"ray\.(air|experimental|tune\.execution|util\.collective|([\w.]+\.)?_(?!_))[\w.]*"
@@ -118,7 +119,7 @@ def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
 def files_imported_by(module: str) -> set[str]:
     """Return this project's modules that `module` imports.
 
-    For each name, this is the longest prefix that is a file.
+    For each imported name, the module is the longest prefix that is a file.
     """
     found = set()
     for name in imported(module, sources()[module], package=is_package(module)):
@@ -243,7 +244,7 @@ def named(text: str) -> list[str]:
 
 
 def further(cell: str) -> set[str]:
-    """Return the rooms meant by the last column in the table of rooms."""
+    """Return the rooms that a cell in the last column of the table of rooms means."""
     if not cell.startswith("all that "):
         return set(named(cell))
     (room,) = named(cell)

@@ -1,4 +1,4 @@
-"""Names in the form `module:name` or `file.py:name` are loaded, or refused in one line."""
+"""References `module:name` and `file.py:name` are loaded, or rejected with a one-line error."""
 
 from __future__ import annotations
 

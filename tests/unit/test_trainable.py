@@ -107,7 +107,7 @@ def test_bundles_are_those_of_settings_that_need_the_models_files(tmp_path, monk
     for path in ("org/chat", "~/model"):
         config = {**apart, "model": {"path": path, "system": "Be short."}}
         assert GRPOTrainable.default_resource_request(config).bundles == expected
-    # The trial may run on another machine, which has the model.
+    # The model may be missing here, because the trial may run on another machine that has it.
     config = {**apart, "model": {"path": "org/none"}}
     assert GRPOTrainable.default_resource_request(config).bundles == expected
 
@@ -171,7 +171,7 @@ def test_a_missing_checkpoint_is_named(tmp_path):
 
 def test_details_travel_beside_the_row_and_are_not_saved(tmp_path):
     trainable = DetailedGRPO({})
-    row = pickle.loads(pickle.dumps(trainable.train()))  # Ray pickles a row
+    row = pickle.loads(pickle.dumps(trainable.train()))  # Ray pickles each row
     assert row.keys() == trained(1).train().keys()
     found = details_of(row)
     assert found is not None
@@ -186,7 +186,7 @@ def test_details_travel_beside_the_row_and_are_not_saved(tmp_path):
     [
         ({"lag": 1, "env": {"name": "guess", "max_turns": 3}}, "GRPO_7_2_lag=1"),
         ({"env": {}}, "GRPO_7_2_lag=1"),
-        ({"env": "CartPole-v1"}, "GRPO_CartPole-v1_7_2_lag=1"),  # of RLlib
+        ({"env": "CartPole-v1"}, "GRPO_CartPole-v1_7_2_lag=1"),  # a name, as RLlib's `env` is
         ({"lag": 1}, "GRPO_7_2_lag=1"),
     ],
 )
@@ -363,7 +363,7 @@ class AbandonedTrial:
 
 
 class Unattached(GRPOTrainable):
-    """A Trainable without a process, which records what happens."""
+    """A Trainable that runs outside an actor and records the events of a stop."""
 
     def __init__(self, trial: Any, failing_writes: int = 0) -> None:
         self.trial, self._storage = trial, None

@@ -1,7 +1,7 @@
 """The exact weights that vLLM computes with.
 
 vLLM packs matrices into a form that cannot be read. But a packed matrix times the unit vectors is
-the matrix itself: x · 1 + 0 · … rounds nothing.
+the matrix itself, because x · 1 + 0 · … is exact.
 """
 
 from __future__ import annotations

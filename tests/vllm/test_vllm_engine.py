@@ -325,12 +325,13 @@ def test_a_head_that_no_weights_reach_is_noticed(model_path, monkeypatch):
         engine_of(model_path("qwen2", True))
 
 
-# token -> version of the weights that arrive before this token; the version is their seed, too
+# Index of a token -> version of the weights that arrive before this token. The version is also the
+# seed of these weights.
 SWAPS = {4: 1, 9: 2, 10: 3}
 
 
 def swapping(sampler: Any, model_path: Callable[..., str]) -> Callable[[], None]:
-    """Return a `between_tokens` that loads the weights of `SWAPS` before their tokens."""
+    """Return a callback that loads each version in `SWAPS` before its token."""
     calls = 0
 
     def between_tokens() -> None:
@@ -389,7 +390,7 @@ def test_keeping_the_cache_every_token_has_the_log_prob_of_a_replay(model_path):
 
 
 class Eavesdropper:
-    """A wrapper of vLLM's engine that keeps the version spans of finished outputs."""
+    """A wrapper of vLLM's engine that records which versions sampled each finished output."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

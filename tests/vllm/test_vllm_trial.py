@@ -33,7 +33,7 @@ def test_the_arm_of_lag_1_trains_through_vllm(tmp_path):
     (result,) = (tmp_path / "vllm").glob("*/result.json")
     rows = [json.loads(line) for line in result.read_text().splitlines()]
     assert len(rows) == 16
-    # Six trials in benchmarks/results/learning.json gained 0.18 to 0.29.
+    # In six trials in benchmarks/results/learning.json, this reward rose by 0.18 to 0.29.
     assert rows[-1]["reward/eval_mean"] > rows[0]["reward/eval_first"]
     assert max(row["lag/max"] for row in rows) == 1
     assert all(row["count/dropped"] == 0 for row in rows)

@@ -26,8 +26,8 @@ class Silent(WSGIRequestHandler):
 class Store:
     """An object store and the address of its server.
 
-    A test may set `refuses(method, path)`. For every request, it returns an error status to answer
-    with, "stall" to let the client wait, or None to serve the request.
+    A test may set `refuses(method, path)`. For every request, this function returns an error status
+    to answer with, "stall" to let the client wait, or None to serve the request.
     """
 
     host: str = "127.0.0.1"
@@ -85,7 +85,7 @@ class Store:
 
 @contextmanager
 def s3_store(listener: socket.socket | None = None) -> Iterator[Store]:
-    """Serve a store. Without `listener`, empty it first.
+    """Serve an object store, which is emptied first if there is no `listener`.
 
     Args:
         listener: The socket to listen on, which may be on another machine. This server then serves

@@ -71,7 +71,7 @@ def test_seeds_that_are_held_out_are_none_that_are_trained_on() -> None:
 def test_a_slippery_lake_is_sound_and_trained_on(
     tmp_path: Path, trainable: Any, capsys: Any
 ) -> None:
-    """Each environment draws its slips from its own generator. The specification sets its seed."""
+    """Each environment slips at random, with its own generator. The specification sets the seed."""
     path = tmp_path / "lake.py"
     path.write_text(LAKE)
     words = [word for action in WAY for word in ("--action", action)]
@@ -84,7 +84,7 @@ def test_a_slippery_lake_is_sound_and_trained_on(
 def test_what_was_written_for_trl_is_sound_and_trained_on(
     tmp_path: Path, trainable: Any, capsys: Any
 ) -> None:
-    """The class is from docs/howto/env.md. The unit tests check its calls and rewards."""
+    """`Counting` is from docs/howto/env.md. The unit tests check its calls and rewards."""
     path = written_by_the_page("env.md", "counter.py", tmp_path)
     actions = ("add(step=1)", "add(step=3)", "add('a')", "done")
     words = [word for action in actions for word in ("--action", action)]

@@ -46,10 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory with rows for every stage, as the current directory."""
+    """Write rows for every stage to a new directory, and make it the current directory."""
     monkeypatch.chdir(tmp_path)
     for name in OFFLINE:
-        monkeypatch.setenv(name, "1")  # restored after the test
+        monkeypatch.setenv(name, "1")  # so that monkeypatch restores the variable after the test
     monkeypatch.setenv("CI", "1")  # otherwise TRL sends usage statistics
     words = ["fox", "story", "word", "old", "home"]
     prompts = [f"Write about the {a} and the {b}:" for a in words for b in words]
@@ -117,7 +117,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
         assert run("sft", model, "answers.jsonl", "parted") == 130
     assert "interrupted after step 3 of 6" in capsys.readouterr().err
     assert not (place / "parted" / "model").exists()
-    # A killed process leaves a checkpoint without its last file.
+    # A killed process may leave a checkpoint without its last file.
     (place / "parted" / "checkpoints" / "checkpoint-4").mkdir()
     assert run("sft", model, "answers.jsonl", "parted") == 0
     assert "from checkpoint-3" in capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_an_interrupted_run_continues_and_ends_with_the_same_bits(
 
 
 def rendered(row: dict[str, Any], response: str) -> str:
-    """Return the text of a held-out row with one of its responses, as TRL tokenizes it."""
+    """Return the prompt and one response of a held-out row, as the text that TRL tokenizes."""
     prompt, said = row.get("prompt", ""), row[response]
     if isinstance(said, str):
         return f"{prompt}{said}{END_OF_TEXT}"
@@ -192,12 +192,12 @@ def test_margins_of_held_out_pairs_are_those_of_the_written_model(
     texts = [rendered(row, response) for response in ("chosen", "rejected")]
     chosen, rejected = (score(out / "model", text, reward=reward) for text in texts)
     expected = chosen - rejected
-    if not reward:  # the log-prob of the prompt cancels
+    if not reward:  # the log-prob of the prompt cancels out
         chosen, rejected = (score(model, text, reward=False) for text in texts)
         expected = 0.2 * (expected - (chosen - rejected))
     assert pairs[0]["margin"] == pytest.approx(expected, abs=1e-4)
     assert (pairs[0]["response"] is not None) == ("prompt" in row and not reward)
-    if reward:  # the written model reads text as it was trained
+    if reward:  # the written model scores the rows as it did in training
         written = RewardModel(out / "model")
         written.load()
         scores = written.scores(row["prompt"], [row["chosen"], row["rejected"]])

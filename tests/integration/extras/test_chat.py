@@ -36,7 +36,7 @@ CONVERSATION = [
 
 
 def write_chat_model(directory: Path, template: str | None = CHATML, **end: Any) -> str:
-    """Write only the small files of a model, and return its directory.
+    """Write a model's JSON files and an empty file of weights, and return the directory.
 
     Args:
         directory: Directory to write to.
@@ -116,7 +116,7 @@ def test_what_a_message_spells_stays_text(path):
     assert user == tokenizer.encode(f"user\n{HOSTILE}")
     assert (after, assistant) == (tokenizer.encode("\n"), tokenizer.encode("assistant\n"))
     assert HOSTILE in tokenizer.decode(ids)
-    # When transformers encodes the same text, the text opens a system message.
+    # transformers reads the same text as special tokens, which open a system message.
     assert of_transformers(path, as_messages(HOSTILE)).count(tokenizer.special_tokens[START]) == 3
 
 
@@ -326,8 +326,9 @@ def test_a_template_that_leaves_out_what_was_said_is_refused(path: str, tmp_path
         chat_of(path, str(tmp_path / "mute.jinja")).encode_reply("larger", [])
 
 
-# Shortened from the template of Qwen3: a tool answers within a message of the user, earlier
-# reasoning is dropped, and an argument makes the response begin with empty reasoning.
+# A shortened version of Qwen3's template. A tool's answer is rendered as a message of the user, and
+# earlier reasoning is dropped. With `enable_thinking=False`, the response begins with empty
+# reasoning.
 WITH_TOOLS = """\
 {%- for message in messages %}
 {%- if message.role == 'assistant' %}
@@ -430,8 +431,8 @@ def test_a_template_whose_replies_change_earlier_text_is_refused(
         chat.check_replies("user", "Be brief.")
 
 
-# The first ends a conversation with a token if nothing follows, as the template of Phi-3 does. The
-# second ignores `add_generation_prompt`.
+# Without `add_generation_prompt`, the first template ends a conversation with a special token, as
+# the template of Phi-3 does. The second template ignores this argument.
 ADDING = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}"
     "{{ 'assistant:' if add_generation_prompt else '<|endoftext|>' }}",

@@ -91,7 +91,7 @@ def test_the_same_requests_give_the_same_episodes_whatever_was_sampled_before(en
     assert [told(group) for group in again] == [told(group) for group in groups]
     first = groups[1].observations
     assert first is not None
-    assert bool((first[:, 0] == first[0, 0]).all())  # all episodes of a group start from one state
+    assert bool((first[:, 0] == first[0, 0]).all())  # all episodes start alike
     earned = groups[1].turn_rewards
     assert earned is not None
     for row, score in enumerate(scores[1]):
@@ -102,7 +102,10 @@ def test_the_same_requests_give_the_same_episodes_whatever_was_sampled_before(en
 @pytest.mark.numerics
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_a_group_begins_alike_whatever_is_sampled_beside_it(env: str) -> None:
-    """The first steps agree up to rounding. Later steps may differ by more."""
+    """Compare a group that is sampled alone with the same group among others.
+
+    The first steps agree up to rounding. Later steps may differ by more.
+    """
     engine, requests = engine_and_requests(config_of(env), 3)
     groups, _ = engine.earn(requests, lambda: None)
     (alone,), _ = engine.earn(requests[1:2], lambda: None)

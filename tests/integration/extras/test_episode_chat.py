@@ -26,10 +26,11 @@ from grpo_trainable.protocol.rollout import RolloutGroup, collate
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
 GROUP_SIZE, AT_ONCE, TURNS = 8, 25, 3
-# Policies of this package, and families of Hugging Face models -> number of groups.
+# Number of groups by policy: "ours" is a policy of this package, and the others are families of
+# Hugging Face models.
 GROUPS = {"ours": 125, "llama": 25, "qwen2": 25, "qwen3": 25}
 
-# In an earlier message, the text before the last "|" is reasoning and is left out.
+# In earlier messages of the assistant, the text before the last "|" is reasoning and is left out.
 TEMPLATE = """\
 {%- for message in messages -%}
 {%- set old = message.role == 'assistant' and not loop.last -%}
@@ -113,14 +114,14 @@ def write_theirs(path: Path, family: str) -> None:
     ids = torch.randint(0, 290, (20, 100), generator=_generator())
     with torch.no_grad():
         hidden = model.model(ids).last_hidden_state.flatten(0, 1)
-        # This raises the logits of these tokens by about 4 in any context.
+        # In any context, this raises the logits of the likely tokens by about 4.
         raised = torch.linalg.lstsq(hidden, torch.full((len(hidden), 1), 4.0)).solution[:, 0]
         model.lm_head.weight[_likely(their_tokenizer())] += raised
     model.save_pretrained(path)
 
 
 def _likely(tokenizer: Tokenizer) -> list[int]:
-    """Return ids that the policies often sample: "|", "a" and the end of a message."""
+    """Return ids of tokens that the policies often sample: "|", "a" and the end of a message."""
     return [tokenizer.eos_id, *tokenizer.encode("|"), *tokenizer.encode("a")]
 
 
@@ -129,7 +130,7 @@ def _generator() -> torch.Generator:
 
 
 class Overheard:
-    """An engine that keeps every action as it was sampled."""
+    """A wrapper of an engine that records every action as it was sampled."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -170,7 +171,7 @@ def by_hand(
 
 
 def rendered_anew(tokenizer: Tokenizer, prompts: Prompts, group: RolloutGroup, said: list[str]):
-    """Return the ids of a conversation. All messages before the last are rendered again."""
+    """Render all messages of a conversation except the last again, and return the ids."""
     messages = [{"role": "user", "content": f"go {group.prompt_index}"}]
     for text in said[:-1]:
         messages.append({"role": "assistant", "content": text})
@@ -220,7 +221,7 @@ def test_nothing_is_tokenised_again_in_many_episodes(tmp_path: Path, kind: str) 
     assert retokenised == 0
     assert whole > 0.3 * count * GROUP_SIZE
     # Many conversations would have different tokens if they were rendered again. So the test would
-    # notice if the player did this.
+    # fail if the player rendered them again.
     assert otherwise > 0.1 * count * GROUP_SIZE
 
     model, _ = build_policy(config.model, config.seed)

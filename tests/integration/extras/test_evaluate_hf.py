@@ -98,7 +98,8 @@ def test_checkpoint_export_and_transformers_answer_as_the_trial_did(
 
     scored = ("--set", f"task.reward={reward}")
     assert evaluate.main(["--checkpoint", str(trial), *scored, "--out", "of_trial"]) == 0
-    own_figure = pytest.approx(rows(trial)[-1]["reward/eval_mean"], rel=1e-6)  # float32 rewards
+    # The trial computes its mean from float32 rewards.
+    own_figure = pytest.approx(rows(trial)[-1]["reward/eval_mean"], rel=1e-6)
     assert evaluated(tmp_path / "of_trial") == (trained, own_figure)
 
     assert export.main([str(trial), "exported"]) == 0

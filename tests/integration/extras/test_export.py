@@ -77,7 +77,7 @@ def test_without_that_rounding_the_logits_are_the_same(shipped):
     ours, theirs = load_policy(SHIPPED_POLICY)[0].double(), loaded(shipped, torch.float64)
     ids = ids_for(ours.config.vocab_size, length=128)
     half = ours.config.head_dim // 2
-    # transformers computes norms and the angles of RoPE in float32, whatever the model's type.
+    # transformers computes norms and the angles of RoPE in float32, whatever the model's dtype.
     cos, sin = theirs.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(128)[None])
     assert (cos[0] - ours.cos).abs().max() < 1e-5
     ours.cos, ours.sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)

@@ -77,7 +77,8 @@ def test_each_row_of_an_episode_writes_to_its_own_column():
     layer.update(*prompts)
     assert layer.get_seq_length() == 4
     layer.batch_select_indices(torch.tensor([1, 0, 1]))
-    # Row 0 has a prompt of two tokens, row 1 of four, and row 2 has written two tokens after four.
+    # Row 0 has a prompt of two tokens. Rows 1 and 2 have a prompt of four tokens, and row 2 has
+    # written two more.
     places.columns, places.reach = torch.tensor([2, 4, 6]), 7
     assert layer.get_seq_length() == 6
     assert layer.get_mask_sizes(1) == (7, 0)
@@ -145,7 +146,7 @@ def test_a_model_computes_the_same_on_it(tmp_path, family):
 
 
 def hidden_states(model: Any, ids: torch.Tensor, cache: Any) -> torch.Tensor:
-    """Return the hidden states of six tokens at once and then of three single tokens.
+    """Return the hidden states of six tokens run at once, and of three more run one by one.
 
     The rows of the cache are rearranged after the first six tokens.
     """

@@ -134,7 +134,7 @@ def test_a_window_of_attention_moves_over_the_tokens_of_a_row_and_not_over_paddi
     recorded, learner = recorded_and_scored(policy_of(path), groups)
     torch.testing.assert_close(recorded, learner, rtol=0, atol=1e-4)
     recorded, whole = recorded_and_scored(policy_of(model_path("qwen2")), groups)
-    assert (recorded - whole).abs().max() > 1e-2  # the window makes a difference
+    assert (recorded - whole).abs().max() > 1e-2  # the sliding window makes a difference
 
 
 def test_a_prompt_is_run_once_and_padding_makes_no_difference(model_path):
@@ -205,7 +205,7 @@ def snapshot(path: str, version: int) -> PolicyWeights:
 def test_loaded_weights_are_used_in_place_head_included(model_path, family, tied):
     other = model_path(family, tied, seed=1)
     sampler, weights = engine_of(model_path(family, tied)), snapshot(other, version=3)
-    generated(sampler, requests())  # anything that is packed here must be replaced by the load
+    generated(sampler, requests())  # the load must replace anything that is packed here
     sampler.load(weights)
     for name, parameter in sampler.policy.weights().items():
         assert parameter.data_ptr() == weights.tensors[name].data_ptr()
@@ -226,7 +226,7 @@ def test_a_bfloat16_model_samples_with_the_head_of_the_weights_it_has(model_path
     groups = generated(sampler, requests())
     assert_agree(groups, generated(engine_of(model_path(seed=1), **half), requests()), atol=1e-5)
     recorded, learner = recorded_and_scored(policy_of(model_path(seed=1), **half), groups)
-    assert (recorded - learner).abs().mean() < 0.02  # the body's rounding, not the head's
+    assert (recorded - learner).abs().mean() < 0.02  # this is rounding in the body, not in the head
 
 
 def test_torn_weights_are_refused(model_path):
@@ -237,12 +237,13 @@ def test_torn_weights_are_refused(model_path):
         sampler.load(weights)
 
 
-# token -> version of the weights that arrive before this token; the version is their seed, too
+# Index of a token -> version of the weights that arrive before this token. The version is also the
+# seed of these weights.
 SWAPS = {4: 1, 9: 2, 10: 3}
 
 
 def swapping(sampler: Any, model_path: Callable[..., str]) -> Callable[[], None]:
-    """Return a `between_tokens` that loads the weights of `SWAPS` before their tokens."""
+    """Return a callback that loads each version in `SWAPS` before its token."""
     calls = 0
 
     def between_tokens() -> None:
@@ -325,7 +326,7 @@ def test_adapters_are_sampled_from_as_they_are_trained(model_path):
 
 @torch.no_grad()
 def small_update(policy: Policy) -> None:
-    """Set B of every adapter to ±1e-4, as a few steps of a usual learning rate would."""
+    """Set the matrix B of every adapter to ±1e-4, as a few steps at a usual learning rate would."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in policy.trained().items():
         if "lora_B" in name:

@@ -1,4 +1,4 @@
-"""Packed rows in transformers models: log-probs and gradients as with padding, or a refusal."""
+"""Packed rows in transformers models give the results of padded rows, or are rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROPE: dict[str, dict[str, float]] = {
 
 
 def both(path: str, **model: object) -> tuple[Policy, Policy]:
-    """Return the policy twice: with padded rows and with packed rows."""
+    """Build the policy twice: once for padded rows, and once for packed rows."""
     padded, packed = (
         build_trained_policy(config_of(path, packing=packing, **model).model, 0)[0]
         for packing in (False, True)

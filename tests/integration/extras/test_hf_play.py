@@ -153,12 +153,13 @@ def test_without_a_second_turn_it_is_a_response(model_path):
     assert_agree(groups, engine.generate(wanted(), lambda: None), atol=1e-5)
 
 
-# token -> version of the weights that arrive before this token; the version is their seed, too
+# Index of a token -> version of the weights that arrive before this token. The version is also the
+# seed of these weights.
 SWAPS = {4: 1, 15: 2}
 
 
 def swapping(engine: Any, model_path: Callable[..., str]) -> Callable[[], None]:
-    """Return a `between_tokens` that loads the weights of `SWAPS` before their tokens."""
+    """Return a callback that loads each version in `SWAPS` before its token."""
     calls = 0
 
     def between_tokens() -> None:
@@ -184,7 +185,7 @@ def test_new_weights_in_the_middle_of_episodes(model_path, weight_update):
         path = model_path(seed=version)
         recorded, learner = recorded_and_scored(policy_of(path), groups, OF_EPISODES)
         mine = versions == version
-        # A cache that is kept contains keys of older weights.
+        # With `in_flight`, the cache is kept, so it contains keys of older weights.
         agrees = bool(torch.isclose(recorded[mine], learner[mine], rtol=0, atol=1e-4).all())
         assert agrees == (weight_update == "interrupt_recompute")
 

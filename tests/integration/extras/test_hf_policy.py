@@ -1,4 +1,4 @@
-"""Models of transformers as policies: scored, trained, published and stored. Without Ray."""
+"""Models of transformers as policies, without Ray: scored, trained, published and stored."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_log_probs_are_those_of_transformers_own_logits(model_path, family: str,
         ours = scored(policy, batch)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     spread = theirs[batch.response_mask].std()
-    assert spread > 0.5, "the model must tell tokens apart for this to mean anything"
+    assert spread > 0.5, "the model must tell tokens apart, or the comparison means nothing"
     # The token ids at padding positions make no difference.
     noise = torch.randint(2, VOCAB_SIZE, batch.input_ids.shape)
     later = batch.response_mask.flip(1).cumsum(dim=1).flip(1) == 0
@@ -244,7 +244,7 @@ def test_gradient_checkpointing_gives_equal_gradients(model_path, lora, dtype: s
 
 
 def disturb(policy: Policy) -> None:
-    """Set B of every adapter to random values. At zero, where B starts, adapters have no effect."""
+    """Set B of every adapter to random values. B starts at zero, where adapters have no effect."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, tensor in policy.trained().items():

@@ -24,7 +24,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write a reward function whose values differ even between responses of random weights."""
+    """Write a reward function whose values differ even for a model with random weights."""
     file = tmp_path_factory.mktemp("reward") / "letters.py"
     file.write_text(
         "def score(response, truth):\n    return response.count('e') - len(response) / 9\n"
@@ -48,7 +48,7 @@ class Talk:
     def eval_examples(self, count):
         return [self.train_example(index) for index in range(count)]
 """
-# The processes of environments start faster without the imports of a task.
+# The task is in another file: environment processes start faster without the imports of a task.
 ENV = """
 from grpo_trainable.environments import Turn
 

@@ -96,16 +96,16 @@ def try_command(words: list[str], try_tune: Callable[[list[str]], None]) -> None
 
 
 def planned(arguments: list[str]) -> None:
-    """Check the settings of a command line. The files that it names need not exist."""
+    """Check the settings of a command line. The files that it names may be missing."""
     args = tune.parse_arguments(arguments)
     if not args.list and args.settings is None:
         tune.plan_of(args)
 
 
 def write_model(directory: Path) -> None:
-    """Write a small model of the family that the pages name.
+    """Write a small model of the same family as the model that the pages name.
 
-    The directory has the model's name on the hub, and takes precedence over the hub.
+    The directory has the name of the pages' model on the hub, and is used instead of the hub.
     """
     pytest.importorskip("transformers")
     from hf_models import write_hf_model
@@ -147,7 +147,7 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
 
 
 def let_checks_pass_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the check of bubblewrap: a dry run begins an episode, but runs no code in it."""
+    """Let the check pass without bubblewrap: the episode of a dry run executes no code."""
     try:
         check_containment()
     except SandboxError:
@@ -155,7 +155,7 @@ def let_checks_pass_without_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def skip_without_bubblewrap() -> None:
-    """Skip a page whose code runs programs."""
+    """Skip a page whose code runs programs if they cannot be contained here."""
     try:
         check_containment()
     except SandboxError as error:

@@ -99,7 +99,7 @@ def test_the_policy_that_training_starts_from_is_that_of_peft(base, tmp_path, lo
         build_any_policy(model, 0)[0],
     ):
         torch.testing.assert_close(logits_of(found), expected, rtol=0, atol=1e-4)
-    # An engine loads the merged weights under the names of the model.
+    # An engine loads the merged weights under the model's own names.
     assert policy.weights().keys() == build_policy(model, 0)[0].weights().keys()
 
 
@@ -222,7 +222,7 @@ def test_adapters_that_were_trained_further_are_exported_as_one(base, tmp_path):
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
     assert done.parameters == sum(tensor.numel() for tensor in stored.values())
     found = logits_of_peft(base, str(tmp_path / "out"))
-    rounded = (found - logits_of(learner.policy)).abs().max()  # to bfloat16
+    rounded = (found - logits_of(learner.policy)).abs().max()  # error of bfloat16
     assert rounded < 0.5 * (found - logits_of_peft(base, adapters)).abs().max()
 
 

@@ -1,6 +1,7 @@
 """Test reward models.
 
-Rewards equal those of transformers in any batch, and none is lost when a reward process is killed.
+Rewards equal those of transformers in any batch, and no reward is lost if a reward process is
+killed.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def test_scores_are_those_of_transformers_in_every_batch(
     for response, reward in zip(RESPONSES, expected, strict=True):
         assert model.scores(PROMPT, [response]) == pytest.approx([reward], abs=1e-5)
         assert model.scores(PROMPT, [response] * 3) == pytest.approx([reward] * 3, abs=1e-5)
-    monkeypatch.setattr(reward_model, "BATCH_TOKENS", 40)  # a pass has one to four rows
+    monkeypatch.setattr(reward_model, "BATCH_TOKENS", 40)  # a forward pass has one to four rows
     assert model.scores(PROMPT, RESPONSES) == pytest.approx(expected, abs=1e-5)
 
 
@@ -250,7 +251,7 @@ def test_a_process_that_is_killed_in_mid_batch_loses_nothing(chat_path: str) -> 
         f"model:{chat_path}", deadline_s=60, environment={"OMP_NUM_THREADS": "1"}
     )
     with contextlib.closing(scorer):
-        (worker,) = scorer._processes  # no spare holds the model a second time
+        (worker,) = scorer._processes  # no spare worker holds the model a second time
         pid = worker._process.pid
         os.kill(pid, signal.SIGSTOP)  # the batch stays under way until the process is killed
         answers: list[Any] = []

@@ -130,7 +130,7 @@ def test_a_config_that_says_nothing_is_the_default_trial_without_an_end() -> Non
     config.validate()
     endless = {"rounds": ENDLESS, "eval": {"every": ENDLESS}}
     assert GRPOConfig.from_dict(trial_data(config)) == GRPOConfig.from_dict(endless)
-    # One process that samples and trains in turn can have an exact lag.
+    # A single process, which samples and trains in turn, can have an exact lag.
     exact = {"lag": 1, "lag_mode": "exact"}
     given = GRPOAlgorithmConfig().training(grpo=exact)
     assert GRPOConfig.from_dict(trial_data(given)) == GRPOConfig.from_dict({**endless, **exact})
@@ -142,7 +142,7 @@ def test_a_config_that_says_nothing_is_the_default_trial_without_an_end() -> Non
 
 
 def unread() -> dict[str, AlgorithmConfig]:
-    """Return invalid configs. Each key contains words that the error message must contain."""
+    """Return invalid configs. Each key is a pattern that the error message must match."""
 
     class Episodes(RLlibCallback):
         def on_episode_end(self, **kwargs: Any) -> None:
@@ -271,7 +271,7 @@ def test_an_rllib_users_walk(algorithms: Any, tmp_path: Path) -> None:
     assert told_of(again) == told_of(third)
     assert again["env_runners"]["num_episodes_lifetime"] == 48
 
-    # So does a new process that has only the checkpoint.
+    # A new process that has only the checkpoint gives the same results, too.
     algo.save_to_path(path)
     told = tmp_path / "told.json"
     done = subprocess.run(

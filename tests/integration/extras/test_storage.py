@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """Yield a store with the bucket `bucket`, which this process and its children may use."""
+    """Yield a store with the bucket `bucket`, for use by this process and its children."""
     with s3_store() as store:
         for name, value in store.environment.items():
             monkeypatch.setenv(name, value)
@@ -196,7 +196,7 @@ def going_on(stored: StoredPath, noted: StoredPath) -> tuple[int, list[str]]:
 def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
     store: Store, tmp_path: Path, damaged: bool
 ) -> None:
-    """A trial has checkpoints of rounds 4, 8 and 12. The store has its rows only up to round 11."""
+    """A trial has checkpoints of rounds 4, 8 and 12, but the store has rows only up to round 11."""
     stored = stored_path("s3://bucket/e/trial")
     rows = "".join(json.dumps(row(n)) + "\n" for n in range(1, 12))
     (stored / "result.json").write_bytes(rows.encode())
@@ -317,7 +317,7 @@ def test_a_report_of_a_store_is_that_of_a_directory(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    # Without this, the two reports could show different minutes.
+    # Without a fixed time, the two reports could show different minutes.
     monkeypatch.setattr("reports.page.time", SimpleNamespace(strftime=lambda *_: "now"))
     here = write_experiment(tmp_path / "experiment")
     for arm in list(SPACE.arms)[:2]:
@@ -464,8 +464,8 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     names = set((runs / name).names())
     assert {"progress.csv", "trace.json", "params.json"} <= names
     assert [found for found in names if found.startswith("events.out.tfevents")]
-    # At least two checkpoints stay: an older one is kept until the store has all rows up to the
-    # round of a later one.
+    # At least two checkpoints stay: an older checkpoint is kept until the store has all rows up to
+    # the round of a later checkpoint.
     rounds = [unverified_round(path) for path in numbered_checkpoints(runs / name)]
     assert len(rounds) >= 2
     assert rounds[-1] == 8

@@ -1,4 +1,4 @@
-r"""Answers of every kind, verified or given up in separate processes, which can be killed.
+r"""Answers of every kind. Separate processes, which can be killed, verify each answer or give up.
 
 The expected verdicts are written by hand.
 """
@@ -167,7 +167,7 @@ def scorer_of(problems: str, **task) -> ProcessScorer:
 
 @pytest.fixture(scope="module")
 def scorer(problems):
-    """Yield a scorer with a deadline that only a bomb exceeds, even on a slow machine."""
+    """Yield a scorer with a deadline that only the `BOMBS` exceed, even on a slow machine."""
     with contextlib.closing(scorer_of(problems, reward_deadline_s=60.0)) as scorer:
         yield scorer
 
@@ -218,7 +218,7 @@ def test_a_response_without_an_answer_earns_nothing(scorer):
 
 
 def test_formulas_are_verified_off_the_main_thread(scorer):
-    """A time-out by SIGALRM would fail outside the main thread, and score everything 0."""
+    """Outside the main thread, a time-out by SIGALRM would fail, and every answer would score 0."""
     requests = [asked(truth, answer) for truth, answer, equal in ANSWERS if equal]
     scores = []
     thread = threading.Thread(target=lambda: scores.extend(verdicts(scorer, requests)))

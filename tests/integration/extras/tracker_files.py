@@ -1,7 +1,7 @@
 """Read the local files of trackers: the steps and the report of each run.
 
-Each function returns, by run, `(step, reward)` of each stored step in order, and the names of the
-attached files.
+Each function returns two dicts by run: the `(step, reward)` pairs of the stored steps, in order,
+and the names of the attached files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 REWARD = "reward/train_mean"
 BLOCK = 32768  # a file of W&B consists of blocks, and each record of a block has a header
 HEADER = 7
-LAST_PARTS = (1, 4)  # kinds of records: whole, first, middle, last
+LAST_PARTS = (1, 4)  # a record is stored whole (1) or in parts: first (2), middle (3), last (4)
 
 Steps: TypeAlias = dict[str, list[tuple[int, float]]]
 Files: TypeAlias = dict[str, set[str]]

@@ -331,7 +331,7 @@ def test_parts_after_an_iteration_go_and_what_was_being_written(tmp_path):
 
 
 def events_of(trial: FakeTrial) -> EventAccumulator:
-    events = EventAccumulator(trial.path, {"histograms": 0, "tensors": 0})  # 0: keep all of them
+    events = EventAccumulator(trial.path, {"histograms": 0, "tensors": 0})  # 0 keeps all events
     events.Reload()
     return events
 
@@ -729,7 +729,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-# A round has 64 responses, so each mean covers two rounds.
+# A round has 64 responses, so each mean that is compared with a band covers two rounds.
 LEFT = {
     # 24 nats for 40 tokens
     "KL": (
@@ -803,7 +803,10 @@ def test_figure_at_the_edge_of_its_band_does_not_warn(caplog, tmp_path, figure, 
 
 
 def test_few_responses_never_warn(caplog, tmp_path):
-    """A round has 8 responses, so a mean covers 16 rounds. The second mean ends at round 32."""
+    """A round has 8 responses, so each mean that is compared with a band covers 16 rounds.
+
+    The second mean ends at round 32.
+    """
     wild = {
         "response/repeated_fraction": [0.0] * 16 + [1.0] * 16,
         "response/length_mean": [5.0, 60.0] * 16,
@@ -1010,7 +1013,7 @@ def test_trace_has_a_row_an_actor_and_is_whole_after_every_round(tmp_path):
         # The file was appended to: only the closing bracket was overwritten.
         assert path.read_bytes().startswith(before[: -len(b"]\n")].strip())
         sizes.append(len(json.loads(path.read_text())))
-    # four name events (of the trial and of three rows of the trace), and five spans per round
+    # four events with names (of the trial and of three rows of the trace), and five spans per round
     assert sizes == [4 + 5, 4 + 10, 4 + 15]
     events = json.loads(path.read_text())
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -1076,7 +1079,7 @@ def test_examples_are_the_first_response_to_the_first_prompts_and_cannot_break_o
 
 def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
-    # Trials run one at a time, so Tune creates each other trial only when it starts.
+    # Trials run one at a time, so Tune creates each further trial only when that trial starts.
     callback.setup(total_num_samples=6)
     start([callback], trial)
     for round_ in range(1, 6):
@@ -1131,7 +1134,7 @@ def test_what_is_left_counts_neither_the_warm_up_nor_the_first_evaluation_again(
     config = GRPOConfig.from_dict({"rounds": 8, "eval": {"every": 3}})
     started = {"time_total_s": 65.0, "time/warm_up_s": 60.0}
     first = row(1, **started, **{"time/wall_clock_s": 2.0, "time/eval_s": 3.0})
-    # Seven rounds remain, and evaluations after rounds 3, 6 and 8.
+    # Seven rounds remain, with evaluations after rounds 3, 6 and 8.
     assert seconds_left(first, config, 3.0) == 7 * 2.0 + 3 * 3.0
     assert seconds_left(row(6, **{"time/wall_clock_s": 12.0}), config, 3.0) == 2 * 2.0 + 3.0
     assert seconds_left(row(8, **{"time/wall_clock_s": 16.0}), config, 3.0) == 0.0
@@ -1307,7 +1310,7 @@ def test_a_trial_that_ended_before_its_last_round_is_not_done(
 
 
 def test_a_trial_whose_last_rounds_tune_lost_is_done(tmp_path, capsys):
-    """After SIGKILL, Tune knows round 4, and the trial continues from its checkpoint of round 8."""
+    """After SIGKILL, Tune knows only round 4, but the trial continues from its last checkpoint."""
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     trial.init_local_path()
     rows = [json.dumps(row(n)) + "\n" for n in range(1, 9)]

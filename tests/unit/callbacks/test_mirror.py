@@ -210,7 +210,7 @@ def test_a_checkpoint_counts_once_the_store_has_its_row(bucket: Path) -> None:
     assert stored.names() == [f"checkpoint_{n:06d}" for n in range(1, 6)] + ["result.json"]
     assert newest_whole(stored, 97) == (stored / "checkpoint_000002", 97)
     # With more rows in the store, older checkpoints are removed. With `rows_follow=False`, a
-    # checkpoint counts without a row in the store.
+    # checkpoint counts even if the store has no row of its round.
     for n in range(98, 100):
         append_row(trial, n)
     storage.remove_older(rows_follow=True)

@@ -187,7 +187,7 @@ def test_a_trial_that_ends_or_fails_is_not_awaited(experiment):
 
 
 class OtherTrial(FakeTrial):
-    """A trial of a Trainable that does not support requests, with a different form of config."""
+    """A trial of a Trainable that ignores requests to stop, with a different form of config."""
 
     trainable_name = "PPO"
 

@@ -106,7 +106,7 @@ def test_after_a_kill_one_run_has_each_round_once(
     callbacks = server.callbacks()
     start(callbacks, trial)
     play(callbacks, trial, range(1, 7))
-    del server.rounds["lag-trial"][arrived:]  # the kill lost the last rounds on their way
+    del server.rounds["lag-trial"][arrived:]  # rounds that the kill lost on their way
     callbacks = server.callbacks()
     start(callbacks, trial, checkpoint)
     play(callbacks, trial, range((checkpoint or 0) + 1, 9))

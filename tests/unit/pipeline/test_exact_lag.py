@@ -80,7 +80,7 @@ def test_groups_wait_for_their_round(placement: str) -> None:
 
     # There are two prompts per round. The initial weights sample for rounds 0 to 2, and the weights
     # of rounds 1 and 2 sample for rounds 3 and 4. Later weights sample nothing, because no round
-    # would train on the rollouts.
+    # would train on their rollouts.
     sampled: dict[int, list[int]] = {}
     for call in of_stream(w, "train"):
         sampled.setdefault(call.weights_round, []).extend(call.prompt_indices)
@@ -196,7 +196,7 @@ def test_resume_at_lag_4_is_exact(stopped_after: int) -> None:
     again += [untimed(report) for report in second.run(7 - stopped_after)]
     assert again == rows
     assert history(first, second) == history(uninterrupted)
-    # The checkpoint contains the groups of the next four rounds. Before round 0, there are none.
+    # The checkpoint contains the groups of the next four rounds. Before round 0, it has none.
     rounds = range(stopped_after, min(7, stopped_after + 4)) if stopped_after else ()
     assert waiting == {max(0, round_ - 4) for round_ in rounds}
 
@@ -285,7 +285,7 @@ class RealTrial:
         self.pipeline = Pipeline(config, prompts, [worker], self.learners, runtime, runtime.now)
 
     def run(self, rounds: int) -> list[tuple[Any, ...]]:
-        """Run some rounds. Return the lags of each round, its row, and the weights after it."""
+        """Train to round `rounds`. Return each round's lags and row, and the weights after it."""
         self.pipeline.send_first_weights()
         found = []
         for round_ in range(self.pipeline.gate.learner_round, rounds):

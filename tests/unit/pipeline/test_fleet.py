@@ -142,7 +142,7 @@ def test_one_that_joins_evaluates_with_one_version(weight_update: str) -> None:
         eval={"every": 1, "prompts": 2},
         resources={"num_generators": 1},
     )
-    # Ticks of each load: at the first start, at the replacement's start, and of newer weights.
+    # Ticks per load: at the first start, at the replacement's start, and for newer weights.
     starting = iter([2, 40, 28])
 
     def durations(name: str, stage: str) -> float:

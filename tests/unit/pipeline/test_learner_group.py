@@ -28,7 +28,7 @@ def test_a_round_ends_when_the_last_learner_has_trained(lag: int):
     trial = trial_of(lag, durations=durations)
     reports = trial.run(2)
     for report in reports:
-        # half of the update; the pass of the reference takes the other half
+        # This is half of the update. The forward pass of the reference takes the other half.
         assert report.metrics["time/optimize_s"] == 4.5
         stages = Counter((s.actor, s.span.stage) for s in report.spans if s.role == "learner")
         for name in ("learner-0", "learner-1", "learner-2"):
@@ -57,7 +57,7 @@ def elastic_trial(dies: Any, lag: int = 0) -> VirtualTrial:
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("stage", ["optimize", "sync"])
 def test_an_elastic_group_takes_the_round_up_again_with_those_who_are_left(lag: int, stage: str):
-    calls = {"optimize": 2, "sync": 3}  # the numbers of these calls in the second round
+    calls = {"optimize": 2, "sync": 3}  # which of these calls belong to the second round
     trial = elastic_trial(
         lambda actor, at, n: actor == "learner-1" and (at, n) == (stage, calls[stage]), lag
     )

@@ -112,8 +112,8 @@ def test_batches_of_one_place_are_replayed_together_until_they_are_closed() -> N
 def test_where_a_batch_ends_by_hand() -> None:
     rule = BatchRule(size=4, most=100, redraws=9)
     assert rule.end(10, []) == 14
-    # 11 and 12 are left out, so 14 and 15 are drawn. 15 is left out, so 16 is drawn. Indices before
-    # 10 do not count.
+    # Prompts 11 and 12 are left out, so 14 and 15 are drawn. Prompt 15 is left out, so 16 is drawn.
+    # Indices before 10 do not count.
     assert rule.end(10, [8, 9, 11, 12, 15]) == 17
     # With at most one redraw, 14 and 15 are drawn. With at most 5 prompts, only 14 is drawn.
     assert BatchRule(4, 100, 1).end(10, [11, 12, 15]) == 16
@@ -146,7 +146,7 @@ def test_what_is_left_out_is_drawn_anew_once_all_others_are_back() -> None:
     ledger.settle(chunks[3], [5])
     ledger.settle(chunks[0], [0])
     ledger.settle(chunks[1], [])
-    assert ledger.due_round == 1  # no redraw while 3 and 4 are in flight
+    assert ledger.due_round == 1  # no redraw while prompts 3 and 4 are in flight
     ledger.settle(chunks[2], [3, 4])
     assert ledger.due_round == 0
     assert not ledger.complete(0)
@@ -156,7 +156,7 @@ def test_what_is_left_out_is_drawn_anew_once_all_others_are_back() -> None:
     (once_more,) = take(ledger, 1)
     assert once_more.prompt_indices == (8,)
     ledger.settle(once_more, [8])
-    # Prompts keep the order of the stream: 5 went to the second batch before 6 was drawn for it.
+    # Prompts keep the order of the stream: the second batch had prompt 5 before it drew prompt 6.
     assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(5), [0, 3, 4])
     assert ledger.batch(BatchId(0, 1)) == FilledBatch(range(5, 9), [5, 6, 8])
     assert ledger.due_round == 1
@@ -177,7 +177,7 @@ def test_with_a_lag_a_round_takes_what_was_drawn_for_the_next() -> None:
     (again,) = take(ledger, 1)
     assert again.prompt_indices == (8, 9)
     ledger.settle(again, [8, 9])
-    assert not ledger.complete(1)  # 6 and 7 come before 8
+    assert not ledger.complete(1)  # prompts 6 and 7 come before prompt 8
     ledger.settle(fourth, [6, 7])
     assert ledger.batch(BatchId(1, 0)) == FilledBatch(range(6, 10), [6, 7, 8, 9])
 
@@ -225,7 +225,7 @@ def test_batches_follow_from_the_stream_whatever_is_lost_and_restored(
     share: float,
     seed: int,
 ) -> None:
-    """Check that a batch takes every requested prompt, for any order of answers."""
+    """Check that every requested prompt belongs to a batch, for any order of answers."""
     oversample, redraws = max(bounds[0], 1 + 1 / prompts), bounds[1]
     rng = random.Random(seed)
     if zero_advantage == "keep":

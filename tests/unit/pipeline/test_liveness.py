@@ -35,7 +35,7 @@ def test_actor_that_comes_no_further_is_lost() -> None:
     call = actor(runtime, "a", 100.0, step_s=math.inf).submit("work", "work")
     with pytest.raises(ActorLost, match=r"resources\.deadline_s=8 s from a \(work\)"):
         Watch(runtime, DEADLINE_S).result(call)
-    # The first question comes after a quarter of the deadline, and its answer counts as progress.
+    # The actor is first asked after a quarter of the deadline, and its answer counts as progress.
     assert runtime.now() == 2.0 + DEADLINE_S
 
 

@@ -104,8 +104,8 @@ seeds = st.integers(0, 2**16)
 def some_fail(config: GRPOConfig, seed: int, share: float):
     """Return a reward that fails on a share of the prompts.
 
-    It never fails on the first held-out prompt, because an evaluation without any score is an
-    error.
+    The reward never fails on the first held-out prompt, because an evaluation without any score is
+    an error.
     """
 
     def fails(stream: str, index: int) -> bool:
@@ -266,7 +266,7 @@ def test_every_generator_samples_in_every_synchronous_round_by_default(
     )
     w = virtual_trial(config)
     w.run(3)
-    # This holds even in the first round, which begins when all generators have evaluated.
+    # Every generator samples, even in the first round, which begins when all have evaluated.
     calls = Counter((call.actor, call.weights_round) for call in of_stream(w, "train"))
     assert calls.keys() == {(f"generator-{i}", r) for i in range(generators) for r in range(3)}
     assert len(set(calls.values())) == 1  # all generators have the same number of chunks
@@ -369,8 +369,8 @@ def test_restored_run_goes_on_where_the_other_stopped(
     # The state as a checkpoint stores it.
     state = json.loads(json.dumps(first.pipeline.state()))
     if data.draw(st.booleans(), label="written by an earlier version"):
-        # An earlier version lacked these keys. A still earlier one had two of them, each with its
-        # only value.
+        # An earlier version did not store these keys. A still earlier version stored two of them,
+        # each with the only value that it could have.
         for key in ("zero_advantage", "oversample", "redraws"):
             del state["work"]["rollout"][key]
         del state["work"]["pools"], state["drawn_lengths"]
@@ -402,7 +402,7 @@ def test_restored_run_goes_on_where_the_other_stopped(
 
 
 class Later:
-    """A request to stop, which a trial finds after `looks` looks or before the gradient steps."""
+    """A request to stop. The trial finds it after `looks` checks, or before the gradient steps."""
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
@@ -479,7 +479,7 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
 ) -> None:
     """Load a donor's checkpoint under other settings, as PBT does."""
     rounds_before = data.draw(st.integers(0, config.rounds))
-    # The total number of rounds never shrinks, because prompts in flight for later rounds would
+    # The total number of rounds never shrinks. Otherwise, prompts in flight for later rounds would
     # stay in flight.
     rounds_after = config.rounds - rounds_before + data.draw(st.integers(1, 3))
     other = replace(other, rounds=rounds_before + rounds_after)
@@ -624,7 +624,7 @@ def test_settings_that_only_training_reads_keep_what_was_sampled() -> None:
     first = virtual_trial(config)
     first.run(2)
     state = json.loads(json.dumps(first.pipeline.state()))
-    for key in ("rollout.overlong", "task.length_penalty"):  # as before these keys existed
+    for key in ("rollout.overlong", "task.length_penalty"):  # as in older checkpoints
         section, _, name = key.partition(".")
         del state["work"][section][name]
     second = virtual_trial(other)
@@ -800,7 +800,7 @@ def test_a_round_takes_as_long_as_its_slower_side_at_lag_1() -> None:
     )
     ends = [report.end for report in w.run(10)]
     seconds = [after - before for before, after in pairwise(ends[2:-1])]
-    # A round takes one second of sampling, and the tick in which the generator loads weights.
+    # A round takes one second of sampling, plus the tick in which the generator loads weights.
     assert seconds == [65 / 64] * len(seconds)
 
 
@@ -868,8 +868,8 @@ def test_seconds_of_a_synchronous_round_add_up(
         stages = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
         assert sum(row[f"time/{stage}_s"] for stage in stages) == row["time/step_s"]
         assert row["time/step_s"] == report.end - report.start
-        # Each call adds its latency, unless another call runs meanwhile. All other time is
-        # accounted for.
+        # Each call adds its latency to this time, unless another call runs meanwhile. All other
+        # time is accounted for.
         assert 0 < row["time/other_s"] <= (len(report.spans) + 1) / 64
 
 
@@ -1099,7 +1099,7 @@ def test_every_prompt_scored_is_no_note() -> None:
 
 
 def test_evaluation_above_the_error_rate_ends_the_trial() -> None:
-    # Two prompts with 2 responses each fail. These 4 responses are over a twentieth of the 64
+    # Two prompts with 2 responses each fail. These 4 responses are more than a twentieth of the 64
     # responses to 32 prompts.
     config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.05})
     w = virtual_trial(config, reward_fails=some_held_out_fail(2, 5))
@@ -1127,7 +1127,7 @@ def test_a_failed_reward_is_said_of_who_gives_it(task, who, stream) -> None:
 
 
 def test_a_failure_in_a_small_evaluation_is_no_rate() -> None:
-    """Two of 12 responses are a sixth, but less than a tenth of the 64 responses to 32 prompts."""
+    """Two responses are a sixth of 12, but less than a tenth of the 64 responses to 32 prompts."""
     config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.1})
     report = virtual_trial(config, reward_fails=some_held_out_fail(2)).run(1)[0]
     assert report.metrics["eval/unscored"] == 1
@@ -1180,7 +1180,7 @@ def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
     assert not w.runtime.uncollected
     if lag == 0:
         undisturbed = [report.metrics for report in virtual_trial(config).run(config.rounds)]
-        # The first round has no evaluation left to do.
+        # `evaluate` has already run the evaluation that the first round would run.
         undisturbed[0]["time/step_s"] -= undisturbed[0]["time/eval_s"]
         undisturbed[0]["time/eval_s"] = 0.0
         shares = shares_of_work(undisturbed[0]).items()
@@ -1260,11 +1260,11 @@ def test_held_out_responses_come_in_prompt_order_whoever_sampled_them() -> None:
 
 
 def some_die(config: GRPOConfig, seed: int, share: float) -> Callable[[str, str, int], bool]:
-    """Return a function that returns True if a generator dies in a call.
+    """Return a function that decides whether a generator dies in a call.
 
     A generator dies at most three times in a row, once in each stage.
     """
-    # With a user's reward there are four stages, so no generator dies in one of them.
+    # With a user's reward there are four stages, so one of them is spared.
     spared = ("rollout", "reward")[seed % 2] if config.task.reward == SCORED_APART else ""
 
     def dies(actor: str, stage: str, n: int) -> bool:
@@ -1338,7 +1338,7 @@ def test_generator_that_hangs_is_replaced_after_the_deadline() -> None:
 def test_hang_is_noticed_within_twice_the_deadline_whatever_others_answer(
     lag: int, mute: bool
 ) -> None:
-    """Check both hangs: a stuck process answers progress questions, a stopped one does not."""
+    """A stuck process answers progress questions, and a stopped (`mute`) process does not."""
     config = config_of(
         rounds=16,
         lag=lag,
@@ -1346,7 +1346,7 @@ def test_hang_is_noticed_within_twice_the_deadline_whatever_others_answer(
         eval={"every": 50},
         resources={"deadline_s": 1.0, "num_generators": 2},
     )
-    # Units take half a second, so the other generator and the learner answer all the time.
+    # Chunks take half a second, so the other generator and the learner answer all the time.
     w = virtual_trial(
         config,
         durations=constant_durations(rollout=32, optimize=32),

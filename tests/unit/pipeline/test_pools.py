@@ -36,7 +36,7 @@ def pools_of(size: int, **settings: Any) -> DifficultyPools:
 
 
 def settled(pools: DifficultyPools, answers: dict[int, float | None]) -> dict[str, float]:
-    """Pick and settle all examples. `answers` maps *examples* to scores: None for a failed one."""
+    """Pick all examples and settle them. `answers` maps each example to its score, or to None."""
     by_example = dict(zip(pools.pick(range(len(answers))), range(len(answers)), strict=True))
     assert by_example.keys() == answers.keys(), "each was picked once"
     known = {by_example[e]: answer for e, answer in answers.items() if answer is not None}

@@ -129,7 +129,7 @@ def test_filter_leaves_groups_of_equal_rewards_out_and_counts_them() -> None:
     assert [row["count/skipped_rounds"] for row in rows] == [0, 1, 1]
     assert rows[-1]["count/requested"] == 12
     assert rows[-1]["count/trained"] == 6
-    # Groups that are not trained on still have a reward.
+    # The mean over all drawn groups includes those that are not trained on.
     assert "reward/train_mean" not in rows[1]
     assert 0 < rows[1]["reward/drawn_mean"] < 1
     (note,) = reports[1].notes
@@ -140,7 +140,8 @@ def test_resample_draws_others_in_their_place() -> None:
     config = config_of(rounds=2, rollout=rollout(zero_advantage="resample"))
     w = virtual_trial(config, equal_rewards=equal_on(1, 3, 4, 9))
     reports = w.run(2)
-    # 4 and 5 replace 1 and 3, and 6 replaces 4. The next round draws 7 to 10, and 11 replaces 9.
+    # Prompts 4 and 5 replace 1 and 3, and 6 replaces 4. The next round draws 7 to 10, and prompt 11
+    # replaces 9.
     assert [call.prompt_indices for call in w.trained] == [((0, 2, 5, 6),), ((7, 8, 10, 11),)]
     rows = [report.metrics for report in reports]
     assert [row["group/drawn"] for row in rows] == [7, 5]
@@ -160,7 +161,7 @@ def test_reward_of_what_was_drawn_is_the_mean_over_all_of_it() -> None:
     (report,) = w.run(1)
     keep = virtual_trial(config_of(rounds=1, rollout=rollout(prompts=5)), equal_rewards=equal_on(0))
     (kept,) = keep.run(1)
-    # Prompts 0 to 4, of which 1 to 4 are trained on.
+    # Both trials draw prompts 0 to 4, but the first trains only on prompts 1 to 4.
     assert trained_prompts(w) == [1, 2, 3, 4]
     assert report.metrics["reward/drawn_mean"] == kept.metrics["reward/drawn_mean"]
     assert kept.metrics["reward/drawn_mean"] == pytest.approx(kept.metrics["reward/train_mean"])
@@ -208,7 +209,7 @@ def test_a_task_that_is_always_right_ends_its_rounds_with_a_count_and_a_warning(
         assert row["group/drawn"] == row["group/filtered"] == 12
         assert row["group/resampled"] == 8
         assert row["count/short_batches"] == row["count/skipped_rounds"] == place + 1
-        # round 4 also reports the standstill
+        # round 4 also notes that there has been no signal
         assert len(report.notes) == (3 if report.round == 4 else 2)
         assert report.notes[0] == (
             "12 prompts gave only 0 of 4 groups to train on: each of the other prompts had equal "
@@ -255,7 +256,7 @@ def test_with_a_lag_sampling_goes_on_while_others_are_replaced() -> None:
 def test_slow_prompts_are_trained_on_as_often_as_they_are_drawn(
     lag: int, generators: int, left_out: float
 ) -> None:
-    """Give a fifth of the prompts responses that are ten times as long."""
+    """Compare two trials. In one of them, every fifth prompt takes ten times as long."""
 
     def equal(index: int, weights_round: int) -> bool:
         return random.Random(f"equal {index}").random() < left_out
@@ -384,7 +385,7 @@ def test_any_timing_fills_the_same_batches_within_the_lag(
     assert_accounts_close(reports)
     assert not used_after_release(w)
     assert not w.runtime.uncollected
-    # Each prompt is requested once, and a batch takes every requested prompt.
+    # Each prompt is requested once, and every requested prompt belongs to a batch.
     batches = expected_batches(config, left_out)
     asked = [index for stream, index in w.requests.asked if stream == "train"]
     assert sorted(asked) == list(range(batches[-1][0].stop))
@@ -419,7 +420,8 @@ def test_synchronous_resampling_depends_on_no_timing_and_resumes_exactly(
         others = new_trial(config_with_generators(config, generators), seed + generators)
         assert [untimed(report) for report in others.run(config.rounds)] == expected
         assert history(others) == history(uninterrupted)
-        # The chunks are the same, too: rounding depends on the responses that are sampled together.
+        # The chunks must be the same, too, because rounding depends on which responses are sampled
+        # together.
         assert chunks_sampled(others) == chunks_sampled(uninterrupted)
 
     rounds_before = data.draw(st.integers(0, config.rounds - 1))

@@ -94,8 +94,8 @@ def test_without_normalising_the_weighted_sum_is_the_reward(policy_path):
     learner, unit = sampled(config, InProcess())
     parts = torch.tensor([[[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]] * 3)
     groups = [replace(g, reward_parts=p) for g, p in zip(unit.groups, parts, strict=True)]
-    # The sums are 0.25, 1.25, 1 and 0: mean 0.625, and variance 0.265625 · 12/11 over all 12
-    # responses.
+    # The weighted sums are 0.25, 1.25, 1 and 0. Over all 12 responses, their mean is 0.625, and
+    # their variance is 0.265625 · 12/11.
     wanted = torch.tensor([-0.375, 0.625, 0.375, -0.625]) / (0.265625 * 12 / 11) ** 0.5
     advantages = learner.update([groups]).responses.advantages
     assert advantages == pytest.approx(wanted.repeat(3).numpy(), abs=1e-6)

@@ -25,7 +25,7 @@ def request(*ids: int, stream: str = "train", index: int = 0) -> Request:
 
 
 def scored(*answers: tuple[int, tuple[int, ...], tuple[Rubric, ...] | None]) -> Any:
-    """Return an answer with (prompt index, tokens of the prompt, rubrics) for each group."""
+    """Make a generator's answer from (prompt index, tokens of the prompt, rubrics) per group."""
     groups = [
         SimpleNamespace(prompt_index=index, prompt_ids=np.array(ids)) for index, ids, _ in answers
     ]

@@ -1,4 +1,4 @@
-"""A trial whose rewards teach nothing reports it once, and again after a phase with signal."""
+"""A trial whose rewards teach nothing says so once, and again after a phase with signal."""
 
 from __future__ import annotations
 

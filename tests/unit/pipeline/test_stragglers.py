@@ -25,7 +25,7 @@ STRAGGLERS = ("wait", "drop", "requeue")
 
 
 def config_of(stragglers: str, lag: int, **rollout: Any) -> GRPOConfig:
-    """Return a config with chunks of one prompt. A value without effect is left out."""
+    """Return a config with chunks of one prompt. `stragglers` is set only if it has an effect."""
     reads = lag > 0 and stragglers != "wait"
     return GRPOConfig.from_dict(
         {
@@ -81,11 +81,12 @@ def assert_within_lag(w: VirtualTrial) -> None:
 def test_a_batch_passes_over_prompts_that_were_given_up() -> None:
     rule = BatchRule(size=3, most=5, redraws=2)
     assert rule.end(0, []) == 3
-    assert rule.end(0, [], [1]) == 4  # takes 0, 2 and 3
+    assert rule.end(0, [], [1]) == 4  # the batch takes prompts 0, 2 and 3
     assert rule.end(0, [], [2, 3, 5]) == 5  # takes 0, 1 and 4
     assert rule.end(0, [], [3]) == 3  # takes 0, 1 and 2; prompt 3 belongs to the next batch
     assert rule.end(3, [], [3]) == 7  # takes 4, 5 and 6
-    # Takes 0, 2 and 3. Prompt 2 is left out, so it takes prompt 5 too, because 4 was given up.
+    # The batch takes prompts 0, 2 and 3. Prompt 2 is left out. Prompt 5 replaces it, because prompt
+    # 4 was given up.
     assert rule.end(0, [2], [1, 4]) == 6
 
 
@@ -175,7 +176,7 @@ def test_cancelling_ends_the_call_and_lets_the_next_begin() -> None:
 
 
 def test_nobody_is_given_up_while_a_generator_has_work_or_in_the_last_rounds() -> None:
-    """At lag 8, seven more rounds hide a prompt that takes as long as ten."""
+    """At lag 8, the work of seven more rounds hides a prompt that takes as long as ten others."""
     w = virtual_trial(
         config_of("drop", lag=8, rounds=12),
         durations=constant_durations(),
@@ -220,8 +221,9 @@ def run_with_kills(
 ) -> tuple[dict[int, tuple[list[int], list[int]]], RoundReport]:
     """Run a trial that is killed at random moments, and resumed from its last checkpoint.
 
-    The checkpoint is at most two rounds old. Return the examples trained and named by each round
-    that counts, and the last report.
+    The checkpoint is at most two rounds old. Return, for each round as it was last run, the
+    examples that it trained on and those that its notes name as dropped. Also return the last
+    report.
     """
     rng = random.Random(seed)
     rounds: dict[int, tuple[list[int], list[int]]] = {}
@@ -267,7 +269,7 @@ def kill_after(w: VirtualTrial, waits: int) -> None:
 def assert_nothing_lost(
     config: GRPOConfig, rounds: dict[int, tuple[list[int], list[int]]], last: RoundReport
 ) -> None:
-    """Check that trained plus named examples are the drawn ones, as multisets."""
+    """Check that every drawn example was either trained on or named as dropped, exactly once."""
     assert sorted(rounds) == list(range(1, config.rounds + 1))
     trained = [example for examples, _ in rounds.values() for example in examples]
     named = [example for _, examples in rounds.values() for example in examples]

@@ -1,4 +1,4 @@
-"""pass@k and majority@k by hand, and against every choice of k responses."""
+"""pass@k and majority@k, checked by hand and against every choice of k responses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_pass_at_k_is_exact_for_thousands_of_samples():
         (0, [], 3, 1, 0.0),
         (1, [], 3, 4, 1.0),
         (3, [1, 1], 0, 1, 3 / 5),  # with k = 1, one vote decides
-        # Two of three pairs contain the correct answer and another one: a tie.
+        # Two of three pairs contain the correct answer and a wrong one, which is a tie.
         (1, [1, 1], 0, 2, 2 / 3 * 1 / 2),
         # Of six pairs, one has two correct answers, four are ties, and one has two wrong answers.
         (2, [2], 0, 2, 1 / 6 + 4 / 6 * 1 / 2),
@@ -61,7 +61,7 @@ def test_majority_by_hand(correct, others, silent, k, expected):
 
 
 def by_counting(correct: int, others: list[int], silent: int, k: int) -> Fraction:
-    """Count the votes in every choice of k responses."""
+    """Return majority@k by counting the votes in every choice of k responses."""
     votes = ["right"] * correct + [None] * silent
     votes += [f"wrong {i}" for i, count in enumerate(others) for _ in range(count)]
     won, choices = Fraction(0), 0

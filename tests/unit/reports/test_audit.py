@@ -19,8 +19,8 @@ from reports.summary import compare
 
 BASE, COPY, STALE, OTHER = "colocated_k1", "sync", "async_k1", "colocated_k1_two_cores"
 ROUNDS, SEEDS = 6, 2
-# The audit compares what arms learn. The number of cores should not change that, so this arm also
-# has a different clip range.
+# The audit compares what arms learn. The number of cores should not change that, so the arm `OTHER`
+# also has a different clip range.
 FIXED: dict[str, Mapping[str, Any]] = {OTHER: {"loss.clip": 0.3}}
 Row = dict[str, Any]
 Spoil = Callable[[Row], None]

@@ -1,4 +1,4 @@
-"""Differences between arms, comparability, and their wording, on simulated experiments."""
+"""Differences between arms in simulated experiments: their size, comparability and wording."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_no_round_is_left_out_where_the_trial_says_so(tmp_path):
 
 
 def counting(directory: Path, runs: Mapping[str, list[dict[str, Any]]]) -> ExperimentRecord:
-    """Write one trial per arm. Speeds include disturbed rounds because the settings request it."""
+    """Write one trial per arm, with settings that include disturbed rounds in the speed."""
     asked = {"rounds": ROUNDS, "callbacks.leave_out_disturbed": False}
     experiments.write_experiment(directory)
     for arm, own in runs.items():
@@ -301,7 +301,7 @@ def test_speeds_that_cannot_be_compared_come_with_the_cause_and_a_remedy(tmp_pat
 def test_the_notes_say_how_uncertain_a_held_out_reward_is(tmp_path):
     record = write(tmp_path / "few", {BASE: [rows(np.random.default_rng(0))]})
     (prompts,) = {trial.config.eval.prompts for trial in record.trials}
-    se = f"{(0.25 / prompts) ** 0.5:.2f}"  # of a mean of rewards that are 0 or 1 with equal odds
+    se = f"{(0.25 / prompts) ** 0.5:.2f}"  # for rewards that are 0 or 1 with equal odds
     text = " ".join(compare(record.trials).footnote().split())
     assert f"the mean over {prompts} prompts, with a standard error of at most {se} if" in text
 
@@ -335,7 +335,7 @@ def test_runs_without_a_common_seed_are_not_compared(tmp_path):
 
 def test_rewards_are_paired_by_seed_and_prompt():
     base = {0: {"a": 0.0, "b": 1.0, "c": 0.5}, 1: {"a": 0.0, "b": 0.0, "c": 1.0}, 2: {"a": 1.0}}
-    # Prompt c has no score with seed 1, and seed 2 was not run.
+    # In the arm, prompt c has no score with seed 1, and seed 2 was not run.
     arm = {0: {"a": 0.5, "b": 1.0, "c": 0.0}, 1: {"a": 1.0, "b": 0.5}}
     found = reward_difference(arm, base)
 
@@ -689,7 +689,7 @@ def test_while_the_baseline_has_not_run_the_answer_says_what_stands_in(tmp_path)
 
 
 def write_trained(directory: Path, arms: Sequence[str], after: Sequence[float], **changes: Any):
-    """Write one trial per arm, with three prompts that had the rewards 0.1, 0.2 and 0.3."""
+    """Write one trial per arm. Before training, three prompts earn the rewards 0.1, 0.2 and 0.3."""
     experiments.write_experiment(directory, **changes)
     for arm in arms:
         params = experiments.config(arm, rounds=1)

@@ -1,4 +1,4 @@
-"""The figures of evaluations by hand, and the differences between two evaluations."""
+"""The figures of evaluations, checked by hand, and differences between two evaluations."""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ def test_a_number_too_small_for_a_trial_is_0(experiment):
 
 
 def test_evaluations_are_those_rows_that_measured_one(experiment):
-    # Evaluations ran before training, after round 2 and after round 3. Row 1 repeats round 0.
+    # Evaluations ran before training (round 0), after round 2 and after round 3. Row 4 repeats the
+    # evaluation of round 3.
     rows = [
         row(1, eval__round=0, reward__eval_mean=0.3),
         row(2, eval__round=2, reward__eval_mean=0.5),
@@ -570,8 +571,8 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
         *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "1.00x"),
         *("0.0040", "0.300 -> 0.600 (0.500-0.700)", "-", "-", "0", "1.0", "0.0"),
     ]
-    # 128 samples in 2 s are 64/s, against 32/s with the same seed: twice the speed, twice the
-    # cores.
+    # 128 samples in 2 s are 64/s, against the baseline's 32/s with the same seed. So the arm has
+    # twice the speed, on twice the cores.
     assert by_arm["async_k1"][1:9] == [
         *("4", "256", "2.0", "64", "2.00x", "1.00x", "0.5000", "0.300 -> 0.500"),
     ]
@@ -634,7 +635,7 @@ def test_without_wall_clock_speed_is_unknown(experiment):
 def write_evaluated(
     experiment, arm: str, rewards: dict[int, float], *, rounds: int = 8, seed: int = 0, **last
 ) -> None:
-    """Write a trial up to its last evaluation, with the held-out reward after some rounds."""
+    """Write a trial that ends with its last evaluation. `rewards` are held-out rewards by round."""
     rows, latest = [], (0, 0.3)
     for n in range(1, max(rewards) + 1):
         latest = (n, rewards[n]) if n in rewards else latest

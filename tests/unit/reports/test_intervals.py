@@ -1,4 +1,4 @@
-"""Intervals by hand, and their coverage on simulated experiments."""
+"""Intervals, checked by hand, and their coverage on simulated experiments."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_arm_slowed_by_15_percent_is_told_apart_with_five_seeds():
 
 @pytest.mark.slow
 def test_a_percentile_bootstrap_would_tell_equal_arms_apart_too_often():
-    """Show why the interval over seeds is Student's."""
+    """Show why the interval over seeds is a Student interval."""
 
     def holds(rng: np.random.Generator) -> bool:
         values = np.array(log_ratios(rng, 5))
@@ -118,11 +118,11 @@ def test_fewer_than_four_rounds_have_no_interval():
 
 
 def test_the_interval_within_two_runs_by_hand():
-    # Ten rounds of 64 responses form five batches of 1.8, 1.9, 2, 2.1 and 2.2 s. The baseline has
-    # ten rounds of 0.5 s.
-    # The shares of the 10 s minus the shares of the responses are -0.02, -0.01, 0, 0.01 and 0.02.
-    # The variance is the sum of their squares, 0.001, times 5/4. It comes from one arm alone, so
-    # there are 4 degrees of freedom, and t is 2.7764.
+    # The arm's ten rounds of 64 responses form five batches of 1.8, 1.9, 2, 2.1 and 2.2 s. The
+    # baseline has ten rounds of 0.5 s.
+    # The batches' shares of the 10 s minus their shares of the responses are -0.02, -0.01, 0, 0.01
+    # and 0.02. The variance is the sum of the squares, 0.001, times 5/4. All of it comes from the
+    # arm, so there are 4 degrees of freedom, and t is 2.7764.
     arm = ([0.9, 0.9, 0.95, 0.95, 1.0, 1.0, 1.05, 1.05, 1.1, 1.1], [64.0] * 10)
     estimate = over_rounds(arm, ([0.5] * 10, [64.0] * 10))
 
@@ -205,8 +205,8 @@ def test_a_difference_of_rewards_that_all_seeds_and_prompts_share_is_told_apart(
 
     assert estimate.low > 0.0
     assert spread is not None
-    # The means of the seeds scatter by 0.02, and by 0.3 / sqrt(128) = 0.027 because of the noise of
-    # the prompts.
+    # The means of the seeds have a standard deviation of 0.02 from the seeds, and another one of
+    # 0.3 / sqrt(128) = 0.027 from the noise of the prompts.
     assert 0.01 < math.sqrt(spread.between) < 0.08
 
 
@@ -221,7 +221,8 @@ def test_arms_with_the_same_answers_differ_by_nothing():
 
 
 def test_seeds_needed_are_those_of_the_tables_for_a_paired_test():
-    # For an effect of one standard deviation, 10 pairs have 80 % power (Cohen); for half of it, 34.
+    # For an effect of one standard deviation, 10 pairs have 80 % power (Cohen). For an effect of
+    # half a standard deviation, 34 pairs do.
     assert seeds_needed(1.0, Spread(1.0)) == 10
     assert seeds_needed(-0.5, Spread(1.0)) == pytest.approx(34, abs=1)
 
@@ -229,7 +230,7 @@ def test_seeds_needed_are_those_of_the_tables_for_a_paired_test():
 def test_no_number_of_seeds_tells_what_is_not_there_or_too_small():
     assert seeds_needed(0.0, Spread(1.0)) is None
     assert seeds_needed(0.1, Spread(1.0)) is None  # about 800 seeds
-    # more prompts would help, but seeds cannot
+    # more prompts would help, but more seeds cannot
     assert seeds_needed(0.1, Spread(0.0, floor=0.01)) is None
 
 
@@ -256,8 +257,8 @@ def test_one_response_a_prompt_is_wilson_over_the_prompts():
 
 
 def test_equal_prompts_count_each_response():
-    # Every prompt is correct half of the time: prompts do not scatter, and responses are the
-    # trials.
+    # Half of the responses to every prompt are correct. So the prompts do not differ, and each
+    # response counts as a trial.
     assert share_over_prompts(np.full(10, 0.5), draws=8) == wilson(0.5, 80)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts with a margin, by hand and by simulation."""
+"""Verdicts with a margin, checked by hand and by simulation."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_relative_margin_varies_with_the_baseline():
     assert found.low is not None
     assert fixed.low is not None
     assert found.verdict == NO_WORSE
-    # The difference follows the margin, so the bound is closer than with a fixed margin.
+    # The difference varies with the margin, so the bound is closer than with a fixed margin.
     assert found.low > fixed.low
 
 
@@ -212,7 +212,7 @@ def test_an_arm_that_is_probably_worse_needs_the_seeds_of_its_own_family():
 
 
 def test_an_arm_that_is_better_only_without_holm_has_a_lower_bound_of_at_most_0():
-    # Alone, the second arm would be better: its p-value for a difference above 0 is 0.04.
+    # Tested alone, the second arm is better: its p-value for a difference above 0 is 0.04.
     good = [0.03, 0.0, 0.035, 0.015]
     assert judge_one(good, 0.03).verdict == BETTER
     arms = {"a": pairs([0.001, -0.001, 0.002, -0.001], 0.03), "b": pairs(good, 0.03)}
@@ -227,7 +227,8 @@ def test_an_arm_that_is_better_only_without_holm_has_a_lower_bound_of_at_most_0(
 
 
 def test_eight_seeds_show_equality_if_the_scatter_is_as_large_as_the_margin():
-    # A noncentral t with 7 degrees of freedom and noncentrality sqrt(8) exceeds 1.895 in 81.5 %.
+    # A noncentral t with 7 degrees of freedom and noncentrality sqrt(8) exceeds 1.895 with a
+    # probability of 81.5 %.
     assert power(8, 1.0, ALPHA) == pytest.approx(0.815, abs=0.002)
     assert power(7, 1.0, ALPHA) == pytest.approx(0.756, abs=0.003)
     assert power(5, 0.0, 0.03) == pytest.approx(0.03, abs=1e-4)

@@ -1,4 +1,4 @@
-"""The menu: the Pareto set, the sources of noise, and prices, by hand."""
+"""The report's menu of arms: the Pareto set, sources of noise and prices, checked by hand."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directo
 
 
 def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed(directory):
-    # Differences: (0.2, 0), (-0.2, 0) and (0, 0). Means of the seeds: 0.1, -0.1 and 0, so the mean
-    # square of the seeds is 2 x 0.02 / 2 = 0.02. The rest has the mean square
+    # The differences are (0.2, 0), (-0.2, 0) and (0, 0), with the means 0.1, -0.1 and 0 per seed.
+    # The mean square between seeds is 2 x 0.02 / 2 = 0.02. The residual mean square is
     # 4 x 0.01 / 2 = 0.02.
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
@@ -108,8 +108,8 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert row.noise is not None
     assert row.noise.evaluation_share == pytest.approx(1.0)
     assert row.noise.evaluation_sd == pytest.approx((0.02 / 2) ** 0.5)  # of a mean over two prompts
-    # Evaluations take 2.5 of 12.5 s: four times as many prompts cost 1.6 times as much per seed,
-    # and divide the variance by 4.
+    # Evaluations take 2.5 of 12.5 s. So four times as many prompts cost 1.6 times as much per seed,
+    # and they divide the variance by 4.
     assert row.noise.relative_cost == pytest.approx(1.6 / 4)
     assert row.noise.cheaper == "prompts"
     assert row.verdict == UNDECIDED
@@ -137,7 +137,7 @@ def test_the_price_counts_the_trials_of_the_baseline_once(directory):
         write_arm(directory, arm, seconds, one)
     found = menu(directory)
 
-    # Two arms: each is tested at 2.5 %, which takes 10 seeds, 9 of them new.
+    # Each of the two arms is tested at 2.5 %, which takes 10 seeds, 9 of them new.
     assert [row.judgement and row.judgement.seeds_missing for row in found.others] == [9, 9]
     assert found.price is not None
     assert found.price.minutes == pytest.approx(9 * (1 + 2 + 0.5))
@@ -161,7 +161,7 @@ def test_only_an_arm_with_the_same_rounds_is_a_copy(directory):
 
 
 def spoil(directory: Path, arm: str) -> None:
-    """Let other processes disturb every round of an arm."""
+    """Mark every round of an arm as disturbed by other processes."""
     for path in directory.glob(f"{arm}-*/result.json"):
         path.write_text(
             path.read_text().replace('"lag/max"', '"time/disturbed_fraction": 0.9, "lag/max"')

@@ -67,7 +67,7 @@ def write_arm(directory: Path, arm: str, norm: float, *, others: float = 0.0) ->
 
 @pytest.fixture
 def own(tmp_path):
-    """Write an experiment with two extra columns whose search space no longer exists."""
+    """Write an experiment that has two extra columns, and whose search space no longer exists."""
     question = Question(text="whose?", arms=("a", "b"), columns=(NORM, RATE)).to_dict()
     inputs = {"task.reward": "ab" * 32, "model.path/config.json": "cd" * 32, "space": "ef" * 32}
     return experiments.write_experiment(
@@ -263,7 +263,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 REPORT = (DOCS / "report.md").read_text(encoding="utf-8")
 METRICS = (DOCS / "metrics.md").read_text(encoding="utf-8")
 
-# Paths whose keys are names from an experiment, and the placeholders in the documentation.
+# Paths whose keys are names from an experiment -> placeholder in the documentation.
 NAMED = {
     "audit": "ARM",
     "columns": "COLUMN",

@@ -110,7 +110,7 @@ def prompts(file: Path, *rows: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_a_prompt_longer_than_the_context_is_one_line(command, model, tmp_path):  # noqa: F811
     prompts(tmp_path / "prompts.jsonl", {"prompt": "fox " * 200, "answer": "fox"})
-    # The prompt may be on either side of the split.
+    # The split may put the prompt among the training prompts or the held-out prompts.
     asked = ("--set", "eval.prompts=200", "--set", "task.train_file=prompts.jsonl")
     found = command(*SPACE, "--set", f"model.path={model}", *asked)
     refused(found, "the model's context is 96 tokens", "fox fox", "leaves no room for a response")
@@ -149,8 +149,8 @@ def test_lengths_are_looked_at_for_a_limited_time_and_it_is_said(
     assert "were checked against" not in command(*given)[1]
     monkeypatch.setattr(checks, "MAX_LENGTHS_S", -1.0)
     _, out, _ = command(*given)
-    # One prompt of each stream was checked. A trial repeats the training prompts, so each counts
-    # once.
+    # One training prompt and one held-out prompt were checked. A trial repeats the training
+    # prompts, so each counts once.
     (to_train_on,) = map(int, re.findall(r"prompts: (\d+) to train on", out))
     assert 100 < to_train_on < 200
     assert f"note: only 2 of the {128 + to_train_on} prompts of a trial were checked" in out

@@ -1,4 +1,4 @@
-"""Extensions of an experiment: the trials that a plan adds, and what it refuses."""
+"""Extensions of an experiment: the trials that they add, and the extensions that are rejected."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_each_trial_that_has_begun_is_told_with_the_round_it_goes_on_from(tmp_pa
     checkpoint(saved, 1, 5)
     behind = trial("async_k1", 7)
     checkpoint(behind, 0, 4)
-    (behind / "checkpoint_000001").mkdir()  # cut off
+    (behind / "checkpoint_000001").mkdir()  # cut off before its first file
     trial("async_k4", 2)
     trial("colocated_k8", 0)
 

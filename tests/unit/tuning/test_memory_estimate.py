@@ -80,7 +80,7 @@ def test_the_parts_of_the_course_s_model_follow_from_its_parameters():
     assert found["KV cache"] == 256 * 1280 * 28 * 2 * 256 * 2 == 9_395_240_960
     # 256 rows of 151936 logits and as many probabilities, plus the head in float32.
     assert found["sampling logits"] == 2 * 256 * 151_936 * 4 + 151_936 * 1_536 * 4
-    # 256 responses of 1024 tokens with 25 bytes each, and 32 prompts of 256 ids.
+    # 256 responses of 1024 tokens, with 25 bytes per token, and 32 prompts of 256 ids.
     assert found["buffer"] == 256 * 1024 * 25 + 32 * 256 * 8
     assert found["processes"] == 2 * PROCESS_BYTES
     # When colocated, sampling takes more memory than training, which reuses that memory afterwards.
@@ -185,7 +185,8 @@ def test_a_checkpoint_goes_through_main_memory_to_a_gpu():
     dimensions = policy_dimensions(trial.model)
     assert dimensions is not None
     found = {part.what: part for part in estimate(gpu, dimensions).parts}["checkpoint"]
-    # For 1,543,714,304 parameters: bfloat16 weights, and float32 master weight and two moments.
+    # Each of 1,543,714,304 parameters has a bfloat16 weight, a float32 master weight, and two
+    # float32 moments.
     assert (found.bytes, found.gpus) == (14 * 1_543_714_304, 0.0)
     assert parts(trial).get("checkpoint", 0) == 0
 

@@ -25,7 +25,7 @@ STATE = "experiment_state-2026-11-25_18-00-00.json"
 
 @pytest.fixture
 def directories(tmp_path: Path) -> tuple[Path, Path]:
-    """Return Tune's local directory, and the storage path with the state from a second ago."""
+    """Return Tune's local directory, and the storage directory with an earlier state."""
     source, target = tmp_path / "staging", tmp_path / "stored"
     for directory, text in ((source, '{"round": 2}'), (target, '{"round": 1}')):
         (directory / "trial").mkdir(parents=True)
@@ -107,7 +107,7 @@ def test_only_what_has_changed_is_brought_again(
 
 @pytest.fixture
 def resume(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that resumes a directory, as Tune's controller does in its first step."""
+    """Return a function that resumes an experiment, as Tune's controller does in its first step."""
     # monkeypatch restores this afterwards
     monkeypatch.setattr(TuneController, "resume", TuneController.resume)
     refuse_to_begin_anew()

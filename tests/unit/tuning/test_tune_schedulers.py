@@ -60,7 +60,7 @@ class FakeController:
     def __init__(self, scheduler: Any, trials: list[FakeTrial]) -> None:
         self.scheduler, self.trials, self.search_alg = scheduler, trials, None
         self._tune_controller = self  # Tune wraps its controller
-        # The decisions of an earlier command, in which each trial was to end after a save.
+        # The decisions of an earlier command: each trial was to stop once it was saved.
         self._cached_trial_decisions = {trial.trial_id: "STOP" for trial in trials}
         for trial in trials:
             scheduler.on_trial_add(self, trial)
@@ -69,7 +69,7 @@ class FakeController:
         return self.trials
 
     def start(self) -> str | None:
-        """Return the trial that Tune's next step would start, as the scheduler chooses."""
+        """Return the trial that the scheduler lets Tune start in its next step."""
         chosen = self.scheduler.choose_trial_to_run(self)
         if chosen is None:
             return None

@@ -21,7 +21,7 @@ from tuning.blocks import Block, Limits, duration, next_block
 from tuning.plan import Plan
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
-NEAR = (0.60, 0.62, 0.58, 0.61, 0.60)  # never far below BASE: the differences are far above -0.1
+NEAR = (0.60, 0.62, 0.58, 0.61, 0.60)  # close to BASE: all differences are far above -0.1
 FAR = (0.30, 0.31, 0.29, 0.32, 0.30)
 WILD = (0.9, 0.2, 0.8, 0.3, 0.7)
 REWARDS = {BASE: (0.6, 0.61, 0.59, 0.6, 0.61), OTHER: NEAR, THIRD: WILD}
@@ -38,7 +38,7 @@ def write_trial(directory: Path, params: dict[str, Any], reward: float) -> None:
 
 
 def following(directory: Path, arms: dict[str, tuple], seeds: int, **limits: Any) -> Block | str:
-    """Return the next block after some seeds of each arm."""
+    """Return the next block of trials after `seeds` seeds of each arm, or the reason to stop."""
     if not directory.exists():
         experiments.write_experiment(directory)
     for arm, rewards in arms.items():
@@ -106,8 +106,7 @@ class Killed(BaseException):
 def until_decided(tmp_path, monkeypatch):
     """Return a function that runs `tune --until-decided` with fake trials.
 
-    The trials write files but do not train.
-    `killed_after` is the number of trials after which the command ends.
+    The trials write files but do not train. The command is killed after `killed_after` trials.
     """
     monkeypatch.chdir(tmp_path)
     begun: list[tuple[str, int]] = []
@@ -140,7 +139,7 @@ def until_decided(tmp_path, monkeypatch):
         monkeypatch.setattr(tune, "opening", lambda *_: [])
         monkeypatch.setattr(tune, "summarise", lambda *_, **__: 0)  # its plots take seconds
         tune.main([*argv, "--name", "mine", "--storage", str(tmp_path)])
-        # On a cluster, later nodes need the user's files in every block.
+        # Nodes that join the cluster later need the user's files in every block.
         assert all(shipped)
         return begun
 
