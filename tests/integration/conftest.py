@@ -139,8 +139,8 @@ def assert_no_actor_left(seconds: float = 60.0, before: Collection[int] = ()) ->
 
     Args:
         seconds: Maximum time to wait for their end.
-        before: Pids of actors that existed before and may stay, such as those that the fixture
-            `begun` keeps.
+        before: Pids of actors that existed before the test and may stay, such as those that the
+            fixture `begun` keeps.
     """
     deadline = time.monotonic() + seconds
     while (left := actor_processes().keys() - before) and time.monotonic() < deadline:

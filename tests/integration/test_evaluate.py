@@ -1,4 +1,4 @@
-"""launch/evaluate.py with a user's rewards. test_finished_run.py tests it on checkpoints."""
+"""launch/evaluate.py with a user's rewards. test_finished_run.py evaluates checkpoints."""
 
 from __future__ import annotations
 

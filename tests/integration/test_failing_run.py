@@ -1,7 +1,7 @@
 """An experiment of two trials that fail for different reasons and finish after repairs.
 
 The reward has a mistake, which the first trial reaches in round 2. Before the second trial starts,
-its keywords file is edited. After the reward and the file are mended, a service that the second
+the keywords file is edited. After the reward and the file are mended, a service that the second
 trial needs is unavailable.
 """
 
@@ -107,7 +107,7 @@ def refused(failed: Story) -> CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def accepted(failed: Story, refused: CompletedProcess[str]) -> CompletedProcess[str]:
-    """Accept the mended reward, and resume while its service is unavailable."""
+    """Accept the mended reward, and resume while the service that it needs is unavailable."""
     (failed.storage / "flag").touch()
     options = ("--accept-changed-code", "--max-failures", "1")
     done = tune(*RESUME, *options, storage=failed.storage)

@@ -82,7 +82,7 @@ def test_an_experiment_with_an_invalid_trial_is_restored(grid: tune.ResultGrid) 
 def population(
     storage: Path, settings: dict[str, Any], change: dict[str, Any], *, reuse_actors: bool
 ) -> tune.ResultGrid:
-    """Run two trials of three rounds. After round 2, one copies the other and applies `change`."""
+    """Run two trials of three rounds. After round 2, one trial copies the other with `change`."""
     return tune.Tuner(
         GRPOTrainable,
         param_space={

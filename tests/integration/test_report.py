@@ -426,7 +426,7 @@ def test_no_two_arms_look_alike():
 
 
 def write_lengths(directory: Path, arm: str, after: int, *, cut: int = 0) -> None:
-    """Write a trial whose held-out responses have 39 tokens at first.
+    """Write a trial whose held-out responses have 39 tokens before training.
 
     Args:
         directory: The directory of the experiment.

@@ -1,4 +1,4 @@
-"""A trial in its placement group: the bundles of its actors, its files and its resources."""
+"""A trial in its placement group: its files and resources, and the bundles of its actors."""
 
 from __future__ import annotations
 

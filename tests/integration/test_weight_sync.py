@@ -132,7 +132,7 @@ def test_tearing_would_be_seen(ray_session: None) -> None:
 
 
 def test_weights_in_parts_arrive_whole_and_as_they_were_published(ray_session: None) -> None:
-    tensors = {f"layer {i}": torch.randn(300, 700).t() for i in range(4)}  # 3.4 MB: three parts
+    tensors = {f"layer {i}": torch.randn(300, 700).t() for i in range(4)}  # 3.4 MB, in three parts
     tensors |= {"scale": torch.ones(7, dtype=torch.bfloat16), "frozen": torch.zeros(400_000)}
     kept = {name: tensor.clone() for name, tensor in tensors.items()}
     sender = make_sender("object_store", far_machines=2)
@@ -257,7 +257,7 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
     assert len({id(weights.tensors["moving"]) for weights in fetched}) == 3
     # A replacement generator receives both the frozen and the changing weights.
     assert storage_checksum(other.fetch(handles[-1]).tensors) == checksum
-    # Frozen weights are published again for a new trial in the same actors or for other names.
+    # For a new trial in the same actors, or for other names, frozen weights are published again.
     sender.close()
     assert sender.publish(weights, frozen=["still"]).frozen is not handles[-1].frozen
     assert sender.publish(weights).frozen is None

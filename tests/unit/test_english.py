@@ -25,14 +25,14 @@ SUSPECT = re.compile(rf'"""\\?\s*{NOUN_CLAUSE.pattern}|\bNone[\s#]+where\b')
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each docstring."""
+    """Yield the line number and the text of each docstring."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) is not None:
             yield node.body[0].lineno, text
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each comment. Comments on adjacent lines count as one."""
+    """Yield the line number and text of each comment. Comments on adjacent lines count as one."""
     begin, last, lines = 0, -1, []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
@@ -55,7 +55,7 @@ def opens_with_noun_clause(text: str) -> bool:
 
 
 def mistakes(source: str) -> list[tuple[int, str]]:
-    """Return the line and the kind of each mistake."""
+    """Return the line number and the kind of each mistake."""
     if SUSPECT.search(source) is None:
         return []
     documented = list(docstrings(source))

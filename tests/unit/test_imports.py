@@ -61,7 +61,7 @@ FLOORS: dict[str, set[str]] = {
     "trial": {"cluster"},
     "trainable": {"trial"},
     "rllib": {"trial"},
-    # The package loads its names lazily; a test below checks what its import loads.
+    # The package loads its names lazily; a test below checks what importing it loads.
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "storage", "cluster", "trial", "trainable", "rllib"}
@@ -308,7 +308,7 @@ def names_of_ray(module: str, source: str, *, package: bool = False) -> Iterator
 
 
 def unstable_names(module: str, source: str, *, package: bool = False) -> list[str]:
-    """Return the private and alpha names of Ray in a source, which only one file may contain."""
+    """Return the private and alpha names of Ray in a source. Only one file may contain any."""
     names = names_of_ray(module, source, package=package)
     return sorted({name for name in names if UNSTABLE_RAY.fullmatch(name)})
 

@@ -1268,7 +1268,7 @@ def some_die(config: GRPOConfig, seed: int, share: float) -> Callable[[str, str,
     spared = ("rollout", "reward")[seed % 2] if config.task.reward == SCORED_APART else ""
 
     def dies(actor: str, stage: str, n: int) -> bool:
-        # The first load is at the start, when nothing is replaced.
+        # The first load is at the start, when lost generators are not replaced yet.
         if actor == "learner" or (stage, n) == ("sync", 1) or stage == spared:
             return False
         return n % 3 == 0 and random.Random(f"{seed}/{actor}/{stage}/{n}").random() < share
@@ -1367,7 +1367,7 @@ def test_whatever_hangs_is_replaced_in_time_and_nothing_that_goes_on(
     config: GRPOConfig, scale: dict[str, float], seed: int, mute: bool, n: int
 ) -> None:
     config = config_with_generators(config, config.resources.num_generators)
-    # Calls take up to several minutes, and make a step every quarter of a second.
+    # Calls take up to several minutes, and make progress every quarter of a second.
     config = replace(
         config,
         resources=replace(config.resources, deadline_s=1.0),

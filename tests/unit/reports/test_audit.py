@@ -101,7 +101,7 @@ def menu(directory: Path, **options: Any) -> Menu:
 
 
 def faults(found: Menu) -> dict[str, list[str]]:
-    """Return the failed checks of each arm that failed any."""
+    """Return the failed checks of each arm that failed at least one."""
     checks = {arm: [f.check for f in audit.faults] for arm, audit in found.audits.items()}
     return {arm: own for arm, own in checks.items() if own}
 

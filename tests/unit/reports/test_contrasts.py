@@ -614,7 +614,7 @@ def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_
 
 
 def answered(record: ExperimentRecord, rewards: Mapping[str, Contrast]) -> list[str]:
-    """Return the short answer, with the speeds of the record and these differences in reward."""
+    """Return the short answer for the speeds of the record and the reward differences `rewards`."""
     comparison = compare(record.trials, record.not_begun)
     files = {trial.name: read_files(trial) for trial in record.trials}
     speed, cost, reward = quantities(record, comparison, files)

@@ -198,7 +198,7 @@ def test_trials_of_the_plan_that_have_no_directory_have_not_begun(experiment):
 
 
 def test_a_trial_with_settings_of_another_seed_has_begun(experiment):
-    """PBT leaves such a trial after it copies a better trial's whole config."""
+    """PBT leaves a trial with another trial's seed when it copies that trial's whole config."""
     planned = [["sync", 0], ["sync", 1]]
     (experiment / "experiment.json").write_text(json.dumps({"planned": planned}))
     write_trial(experiment, config("sync", seed=0), [row(1)])

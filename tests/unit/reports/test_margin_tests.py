@@ -198,7 +198,7 @@ def test_an_arm_with_too_few_seeds_for_a_test_holds_up_no_other_arm():
 
 
 def test_an_arm_that_is_probably_worse_needs_the_seeds_of_its_own_family():
-    # After the claim about the first arm, the second arm is tested at 5 % for being worse.
+    # Once the first arm has its verdict, the second arm is tested at 5 % for being worse.
     arms = {
         "a": pairs([-0.3, -0.31, -0.29, -0.3], 0.03),
         "b": pairs([-0.08, 0.02, -0.09, -0.06], 0.03),

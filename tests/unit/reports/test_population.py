@@ -93,7 +93,7 @@ def test_members_are_a_population_before_the_first_copy_too(tmp_path):
 
 
 def test_a_population_of_a_users_own_tuner_shows_in_its_rows(tmp_path):
-    """Such an experiment has no experiment.json, and older rows do not name the copied trial."""
+    """A user's own Tuner writes no experiment.json, and older rows do not name the copied trial."""
     directory = tmp_path / "own"
     directory.mkdir()
     clone = settings(1, 2.4e-4)

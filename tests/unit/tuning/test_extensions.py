@@ -24,7 +24,7 @@ Extend = Callable[..., Plan]
 
 @pytest.fixture
 def planned(tmp_path, monkeypatch) -> Extend:
-    """Return a function that plans an experiment, or an extension or a resume of it."""
+    """Return a function that plans an experiment, its extension or its resume."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("the command has started Ray"))
 
@@ -61,7 +61,7 @@ def stored(plan: Plan) -> dict:
 
 
 def refused(planned: Extend, capsys, *argv: str) -> str:
-    """Return the error of a refused extension, which must be one line."""
+    """Return the error of a rejected extension, which must be one line."""
     where = ("--name", "mine", "--storage", "storage")
     assert tune.main(["--extend", *argv, *where]) == 2
     output, error = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Compare the memory estimate of a trial with sums by hand and with the tensors of small models."""
+"""Compare a trial's memory estimate with sums computed by hand and with tensors of small models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tune's snapshots of an experiment are complete or absent, and damaged ones are refused."""
+"""Tune's snapshots of an experiment are complete or absent, and damaged snapshots are rejected."""
 
 from __future__ import annotations
 

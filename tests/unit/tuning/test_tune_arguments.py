@@ -341,7 +341,7 @@ def test_only_arms_that_were_asked_for_are_named_as_not_available(tmp_path, monk
 
 @pytest.fixture
 def started(tmp_path, monkeypatch):
-    """Return a function that plans and prepares an experiment, or a resume of it."""
+    """Return a function that plans and prepares an experiment or its resume."""
     monkeypatch.chdir(tmp_path)
     name = ("--name", "mine", "--storage", str(tmp_path / "storage"))
 
