@@ -1,4 +1,4 @@
-"""Adapters that need no library, and their building blocks."""
+"""Adapters for environments of other libraries, tested without these libraries."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Counter:
         """Add to the counter.
 
         Args:
-            step: How much.
+            step: How much to add.
 
         Returns:
-            The counter.
+            The new count.
         """
         if step < 0:
             raise ValueError("only upwards")

@@ -23,7 +23,7 @@ class Counter:
         """Add to the counter.
 
         Args:
-             step: how much.
+             step: how much to add.
              name: not used.
         """
         self.count += step

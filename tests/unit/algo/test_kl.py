@@ -112,7 +112,7 @@ def test_a_coefficient_is_steered_towards_its_target(kl, expected):
 
 
 def test_the_expected_gradient_in_the_loss_is_that_of_the_kl_only_for_k2():
-    """Average over all three actions of a state, weighted by their probabilities."""
+    """Average the gradients of all three actions of a state, weighted by their probabilities."""
     logits = torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64, requires_grad=True)
     log_probs = logits.log_softmax(0)
     reference = torch.zeros(3, dtype=torch.float64).log_softmax(0)

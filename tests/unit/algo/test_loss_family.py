@@ -154,7 +154,7 @@ def test_dppo_tv_stops_a_token_whose_probability_moved_by_more_than_its_range():
     loss, slope, clipped = run(
         bound("dppo_tv"), MOVED, UNMOVED, [[3] * 3, [-3] * 3], [[1] * 3] * 2, **clip_of("dppo_tv")
     )
-    # −ρA: 1.2 · 3 = 3.6, 2 · 3 = 6; 3 · 0.5/0.6 = 2.5, 3 · 0.05/0.1 = 1.5.
+    # ρ|A|: 1.2 · 3 = 3.6, 2 · 3 = 6; 3 · 0.5/0.6 = 2.5, 3 · 0.05/0.1 = 1.5.
     assert loss == [pytest.approx([-3.6, 0, -6]), pytest.approx([2.5, 0, 1.5])]
     assert slope == loss
     assert clipped == [[False, True, False]] * 2
@@ -199,7 +199,8 @@ def test_m2po_drops_the_outliers_that_push_the_second_moment_over_its_bound():
     all_moved = selected_by("m2po", *tensors, second_moment=0.0)
     assert all_moved.tolist() == [[True, True, True, False], [False] * 4]
     loss, clipped = LOSSES["m2po"](*tensors, selected=outliers, **clip_of("m2po"))
-    # −ρA of the others: e^0.1 · 3 = 3.3155, e^0.2 · 3 = 3.6642, e^−0.5 · 3 = 1.8196, e^0.3 · 3.
+    # ρ|A| of the tokens that are not outliers: e^0.1 · 3 = 3.3155, e^0.2 · 3 = 3.6642,
+    # e^−0.5 · 3 = 1.8196, e^0.3 · 3 = 4.0496.
     assert loss[0].tolist() == pytest.approx([-3.3155, -3.6642, 0, -1.8196], abs=1e-4)
     assert loss[1].tolist() == pytest.approx([4.0496, 0, 0, 0], abs=1e-4)
     assert torch.equal(clipped, outliers)
@@ -271,7 +272,8 @@ def test_advantages_of_known_rewards():
     assert ADVANTAGES["maxrl"](rewards, eps=1e-8).tolist() == [
         pytest.approx(row) for row in expected
     ]
-    # The deviations from the group means are ±0.5 and ±2: variance (2 · 0.25 + 2 · 4) / 3 = 2.8333.
+    # The deviations from the group means are ±0.5 and ±2. Their variance is
+    # (2 · 0.25 + 2 · 4) / 3 = 2.8333.
     pairs = torch.tensor([[1.0, 0.0], [4.0, 0.0]])
     std = math.sqrt(8.5 / 3)
     by_hand = [[0.5 / std, -0.5 / std], [2 / std, -2 / std]]
@@ -280,8 +282,8 @@ def test_advantages_of_known_rewards():
 
 
 def test_maxrl_refuses_rewards_below_0():
-    # One correct response minus length penalties: the mean is above 0 only because of rounding. If
-    # maxrl accepted this group, its advantages would be 4e7 and -2e7.
+    # A reward of 1 and two length penalties add up to 0, so the mean is above 0 only because of
+    # rounding. If maxrl accepted this group, its advantages would be 4e7 and -2e7.
     rewards = torch.tensor([[1.0, 0.0, -5 / 12, -7 / 12]])
     with pytest.raises(ValueError, match=r"maxrl needs rewards of at least 0, got -0\.583"):
         ADVANTAGES["maxrl"](rewards, eps=1e-8)
@@ -293,7 +295,7 @@ def test_a_group_of_equal_rewards_is_exactly_0_beside_others():
 
 
 def test_importance_weights_of_known_ratios():
-    # The ratios are 0.4, 2 and 6, with product 4.8; the second row has 0.4 alone.
+    # The first row has the ratios 0.4, 2 and 6, whose product is 4.8. The second row has only 0.4.
     behaviour = torch.zeros(2, 3)
     start = torch.tensor([logs(0.4, 2.0, 6.0)] * 2)
     mask = torch.tensor([[True] * 3, [True, False, False]])
@@ -330,7 +332,7 @@ Formula = Callable[[list[Tensor], list[Tensor], float, list[bool]], Tensor]
 
 
 def each(token: Callable[[Tensor, Tensor, float, bool], Tensor]) -> Formula:
-    """Return the sum over a response of a loss that depends on one token at a time."""
+    """Return a formula that sums the loss `token` over the tokens of a response."""
     return lambda new, old, a, picked: sum(
         (token(n, o, a, p) for n, o, p in zip(new, old, picked, strict=True)),
         start=torch.zeros((), dtype=torch.float64),
@@ -499,7 +501,7 @@ RULES = [
 
 
 def advantages_of(config: GRPOConfig, rewards: Tensor, mask: Tensor) -> Tensor:
-    """Return advantages (B, S) of responses or tokens, with invented values of the states."""
+    """Return the configured advantages, (B, S). The values of the states are invented."""
     settings = config.loss
     if settings.advantage in ADVANTAGES:
         advantages = ADVANTAGES[settings.advantage](rewards, eps=settings.advantage_eps)
@@ -542,7 +544,8 @@ def takes_a_step(config: GRPOConfig, rewards: Tensor) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_every_combination_takes_a_step_or_is_refused_by_name(loss_type):
-    rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0]])  # the second group has no signal
+    # The second group has no signal, because its rewards are equal.
+    rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
     refused = {}
     of_tokens = {"gae", "vine"}
     advantages = (*ADVANTAGES, *of_tokens, "group_to_go")
@@ -605,7 +608,7 @@ def test_a_learner_takes_a_finite_step_by_every_loss_and_advantage_or_they_are_r
 
 
 def groups_for(config: GRPOConfig) -> list[RolloutGroup]:
-    """Return two groups of two responses of at most five tokens. The second response earns 0."""
+    """Return two groups. Each has a response of 5 tokens, and one of 3 tokens that earns 0."""
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     zeros = torch.zeros(mask.shape, dtype=torch.int32)
     values = torch.full(mask.shape, 0.5).masked_fill(torch.arange(5) % 2 == 1, torch.nan)

@@ -28,7 +28,10 @@ CLIP_LOW, CLIP_HIGH, CAP, BETA, MAX_TOKENS = 0.2, 0.28, 1.1, 0.3, 7
 
 @dataclass(frozen=True)
 class Batch:
-    """Log-probs of every policy, all (B, S) in float64. The mask has holes and an empty row."""
+    """Log-probs of four policies, advantages and a mask, all (B, S). Only the mask is not float64.
+
+    The mask has holes and an empty row.
+    """
 
     policy: Tensor
     old: Tensor
@@ -111,7 +114,7 @@ def loss_and_slope(kind: str, log_prob: float, ratio: float, a: float) -> tuple[
 
 
 def kl_and_slope(estimator: str, d: float) -> tuple[float, float]:
-    """Return a token's estimate and its derivative with respect to d = log π_θ − log π_ref."""
+    """Return a token's KL estimate and its derivative, with respect to d = log π_θ − log π_ref."""
     if estimator == "k1":
         return d, 1.0
     if estimator == "k2":
@@ -120,7 +123,7 @@ def kl_and_slope(estimator: str, d: float) -> tuple[float, float]:
 
 
 def by_hand(batch: Batch, settings: Settings) -> tuple[float, list[list[float]], list[list[bool]]]:
-    """Return J, its gradient and the clipped tokens."""
+    """Return J, its gradient with respect to the log-probs, and a mask of the clipped tokens."""
     rows, length = batch.mask.shape
     old = batch.old if settings.capped else batch.behaviour
     total = 0.0

@@ -1,11 +1,11 @@
-"""The first gradient of every preset is its paper's estimator, on a bandit that can be enumerated.
+"""On a small bandit, the first gradient of every preset is the estimator of the preset's paper.
 
 The policy is a table of logits over two actions and an end token, after the prompt or after an
 action. Each prompt has one copy of each of the seven responses of at most two tokens. All rewards
 are known, and all numbers are float64. A gradient is a sum over tokens of a coefficient times ∇ log
 π. The functions below compute each paper's coefficients with loops, from the paper's equation. A
-common constant factor is not part of an estimator, because AdamW removes the factor. Each preset
-states its factor.
+preset's gradient may be a multiple of its paper's, because AdamW removes a constant factor.
+`PAPERS` states the factor of each preset.
 
 At the first step of a round, the policy is still the policy that sampled, so rules that depend only
 on ratios have no effect. Clips, gates, masks and weights at ρ ≠ 1 have separate tests.
@@ -36,7 +36,7 @@ from search_spaces.presets import ALGORITHMS
 PROMPT, A, B, END = range(4)
 RESPONSES = [(END,), (A, END), (B, END), (A, A), (A, B), (B, A), (B, B)]
 LENGTHS = [len(response) for response in RESPONSES]
-G, MOST = len(RESPONSES), 2  # responses to a prompt, and the maximum length in tokens
+G, MOST = len(RESPONSES), 2  # number of responses to a prompt, and their maximum length
 RESPONSES_IN_ALL = 2 * G
 TOKENS_IN_ALL = 2 * sum(LENGTHS)
 REWARDS = [[0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]]
@@ -44,7 +44,7 @@ PARTS = [[[r, (i % 3) / 2] for i, r in enumerate(row)] for row in REWARDS]
 # Values of the states before the first and the second token, from a critic or from completions.
 VALUES = [[0.4, 0.7], [0.25, 0.5]]
 # Logits of action A, action B and the end token. The rows are the states after the prompt, after A
-# and after B. The end token is so rare after the prompt that Clip-Cov selects it in one response.
+# and after B. After the prompt, the end token is so rare that Clip-Cov selects it in one response.
 LOGITS = [[0.8, 0.5, -2.5], [0.2, -0.4, 0.1], [-0.3, 0.6, 0.2]]
 REFERENCE = [[1.0, 0.5, -2.0], [0.0, 0.1, 0.3], [0.2, 0.4, -0.1]]
 
@@ -123,7 +123,7 @@ def grpo() -> Coefficients:
 def dapo() -> Coefficients:
     """Use rewards of ±1, minus 1 for a response of maximum length.
 
-    This is equation 13 with a buffer of one token.
+    The subtraction is equation 13 with a buffer of one token.
     """
     rewards = [
         [2 * r - 1 - (n == MOST) for r, n in zip(row, LENGTHS, strict=True)] for row in REWARDS
@@ -136,7 +136,7 @@ def kl_of_response(i: int) -> float:
 
 
 def rloo() -> Coefficients:
-    """Subtract 0.05 KL from each reward, then the mean of the others in its group (equation 4)."""
+    """Subtract 0.05 KL from each reward, then the mean of the group's other rewards (eq. 4)."""
     rewards = [[r - 0.05 * kl_of_response(i) for i, r in enumerate(row)] for row in REWARDS]
     return summed(
         [
@@ -168,7 +168,7 @@ def reinforce_pp_baseline() -> Coefficients:
 
 
 def gdpo() -> Coefficients:
-    """Standardise each part in its group, then the sum of parts in the batch (equations 4 to 7)."""
+    """Standardise each part in its group, then the sums of the parts in the batch (eqs. 4 to 7)."""
     parts = [[standardised([part[k] for part in row]) for k in range(2)] for row in PARTS]
     return per_response_mean(
         over_the_batch([[a + b for a, b in zip(*row, strict=True)] for row in parts])
@@ -212,7 +212,7 @@ def rlhf_ppo() -> Coefficients:
 
 
 def rlhf_grpo() -> Coefficients:
-    """Subtract 0.1 KL from each reward."""
+    """Subtract 0.1 times the KL of each response from its reward."""
     rewards = [[r - 0.1 * kl_of_response(i) for i, r in enumerate(row)] for row in REWARDS]
     return per_response_mean([standardised(row) for row in rewards])
 

@@ -32,9 +32,9 @@ FULL = torch.ones(2, 2, dtype=torch.bool)
 
 
 def loss_and_gradient(name: str, log_ratio: float) -> tuple[list[float], list[float]]:
-    """Return loss and gradient of a token with A = 3 and one with A = −3.
+    """Return loss and gradient of a token with A = 3 and of one with A = −3.
 
-    Both tokens of a row are equal.
+    Each row has two equal tokens, so the results come from the first token.
     """
     log_probs = NEW.clone().requires_grad_()
     loss, _ = LOSSES[name](log_probs, NEW - log_ratio, ADVANTAGES, FULL, **CLIP)

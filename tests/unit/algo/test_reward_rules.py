@@ -24,15 +24,15 @@ def test_parts_are_summed_by_their_weights():
     weights = torch.tensor([1.0, 0.5, 2.0])
     raw = weighted_parts(parts, weights, normalize=False, eps=1e-8)
     assert raw.tolist() == [0.5, 9.5]
-    # Two different values are each √½ standard deviations from their mean, and two equal values are
-    # 0 from it. So the weighted sums are ∓(1 + 2) · √½ = ∓2.1213203.
+    # Two different values are √½ standard deviations below and above their mean. Two equal values
+    # are at their mean. So the weighted sums are ∓(1 + 2) · √½ = ∓2.1213203.
     normalized = weighted_parts(parts, weights, normalize=True, eps=1e-8)
     assert normalized.tolist() == pytest.approx([-2.1213203, 2.1213203])
 
 
 def test_gdpo_tells_apart_what_the_sum_of_the_parts_does_not():
-    # Two groups of two responses with two parts of 0 or 1. The second response is better by one
-    # part in the first group and by both parts in the second.
+    # There are two groups of two responses, and each response has two reward parts of 0 or 1. The
+    # second response is better by one part in the first group and by both parts in the second.
     groups = torch.tensor([[[0.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]]])
     weights = torch.ones(2)
     summed = torch.stack([weighted_parts(g, weights, normalize=False, eps=1e-8) for g in groups])
@@ -40,7 +40,8 @@ def test_gdpo_tells_apart_what_the_sum_of_the_parts_does_not():
         ADVANTAGES["group_std"](summed, eps=1e-8).tolist()
         == [pytest.approx([-0.7071068, 0.7071068])] * 2
     )
-    # The values are ∓√½ and ∓2√½, with mean 0 and variance (½ + ½ + 2 + 2)/3 = 5/3 over the batch.
+    # The normalized sums are ∓√½ and ∓2√½. Over the batch, their mean is 0, and their variance is
+    # (½ + ½ + 2 + 2)/3 = 5/3.
     combined = torch.stack([weighted_parts(g, weights, normalize=True, eps=1e-8) for g in groups])
     assert ADVANTAGES["batch"](combined, eps=1e-8).tolist() == [
         pytest.approx([-0.5477226, 0.5477226]),

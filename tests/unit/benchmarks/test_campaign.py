@@ -28,7 +28,7 @@ def fault(name: str, *, lost: bool = False) -> Fault:
 def campaign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function that runs the campaign with two fake faults.
 
-    It returns the faults that struck, and the written results.
+    The function returns the faults that struck, and the written results.
     """
     about = {"command": "x", "commit": "1", "dirty": False, "workload": {}}
     monkeypatch.setattr(faults, "FAULTS", (fault("one"), fault("two", lost=True)))

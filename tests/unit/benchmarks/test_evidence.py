@@ -34,7 +34,7 @@ RAN: list[str] = []  # items that the last command ran
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function that runs quick items at a commit.
 
-    It returns the names of the items that ran, and the content of the written file.
+    The function returns the names of the items that ran, and the content of the written file.
     """
     script, runs, out = tmp_path / "item.py", tmp_path / "runs", tmp_path / "evidence.json"
     script.write_text(SCRIPT.format(runs=runs))
@@ -111,7 +111,7 @@ def test_a_changed_checkout_is_refused(bench, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("foreign_s", "refused"), [(0.5, False), (2.0, True)])
 def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch, foreign_s, refused):
-    # Two cores have ten core-seconds in five seconds. `load.fraction` would be 0, because the
+    # In five seconds, two cores have ten core-seconds. `load.fraction` would be 0, because the
     # process that takes the reading only sleeps and never waits for a core.
     load = Disturbance(foreign_s, waited_s=0.0, denied_s=0.0, cores=2, quota=2.0, seconds=5.0)
     monkeypatch.setattr(evidence, "LISTENED_S", 0.0)

@@ -16,7 +16,7 @@ REPORT = json.loads((ROOT / "docs" / "quickstart" / "report.json").read_text())
 
 
 def table(page: str) -> dict[str, dict[str, str]]:
-    """Return the first text table of a page with a column `arm`, as arm -> title -> cell."""
+    """Return a page's first text table that has a column `arm`, as arm -> column -> cell."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     first = next(n for n, line in enumerate(lines) if re.match(r"arm\s+rounds\s", line))
     rows = []

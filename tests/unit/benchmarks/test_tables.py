@@ -1,4 +1,7 @@
-"""Figures on pages equal those in benchmarks/results/, and every measured number is a figure."""
+"""Figures on pages equal the results, and every measured number on a page is a figure.
+
+A figure is a number that `make tables` writes from a file in benchmarks/results/.
+"""
 
 from __future__ import annotations
 
@@ -96,11 +99,11 @@ NOT_MEASURED = {
 
 
 def measured_numbers(text: str, exempt: list[str]) -> list[str]:
-    """Return the lines of a page that have a number which is neither a figure nor a setting."""
+    """Return the lines of a page with a number that is neither a figure nor a setting."""
     for pattern in NO_PROSE:
         text = pattern.sub(" ", text)
     for words in exempt:
-        assert words in text, f"no page has {words!r}"
+        assert words in text, f"the page does not have {words!r}"
         text = text.replace(words, " ")
     text = SETTING.sub(" ", text)
     return [line.strip() for line in text.splitlines() if NUMBER.search(line)]

@@ -63,7 +63,8 @@ def test_the_committed_simulation_keeps_the_promises():
     assert FOUND["fixed_seeds"] == 8
     for noise in ("gaussian", "fitted"):
         assert FOUND["edge"][noise]["anytime"] <= 0.055
-        assert FOUND["edge"][noise]["fixed"] > 0.05  # the control
+        # The control, a test that is wrongly repeated after every seed, exceeds its level.
+        assert FOUND["edge"][noise]["fixed"] > 0.05
         assert FOUND["equal"][noise]["anytime"]["median"] <= 1.3 * FOUND["fixed_seeds"]
     assert FOUND["edge_of_several_arms"]["anytime"] <= 0.055
 

@@ -11,7 +11,8 @@ from grpo_trainable.telemetry.timers import Span
 
 
 def test_offset_is_that_of_the_quickest_answer():
-    # A clock that is 5 s ahead. The first answer took 2 s to return, the second 0.1 s each way.
+    # The other clock is 5 s ahead. The first answer took 2 s to return. The second request and its
+    # answer took 0.1 s each.
     answers = [Answer(100.0, 105.1, 102.1), Answer(110.0, 115.1, 110.2)]
     assert offset(answers) == pytest.approx(5.0)
 
@@ -30,8 +31,8 @@ def test_spans_of_another_machine_count_at_our_time():
 
 
 def test_weights_travel_since_a_time_of_the_receivers_clock():
-    # The learner's clock is 60 s behind ours and the generator's 10 s ahead: 5 s become 65 s on our
-    # clock and 75 s on the generator's.
+    # The learner's clock is 60 s behind ours, and the generator's clock is 10 s ahead. So 5 s on
+    # the learner's clock are 65 s on our clock and 75 s on the generator's clock.
     recorder = Recorder({"learner": -60.0, "generator-0": 10.0})
     sent = OutOfBand("described", "ref", sent_at=5.0)
     ours = recorder.handle_of("learner", sent)

@@ -1,4 +1,4 @@
-"""Replacement of a generator on a machine that has room, but cannot receive files."""
+"""A generator is not replaced if its new machine has room but cannot receive files."""
 
 from __future__ import annotations
 

@@ -561,7 +561,7 @@ def test_other_names_of_reward_functions_are_refused(function):
     ("given", "stored"),
     [
         ("model:a b/c", "model:a b/c"),
-        ("model:score", "model:score"),  # a directory, although a module may have this name
+        ("model:score", "model:score"),  # the directory `score`, not a function of a module `model`
         (["model:/rm"], "model:/rm"),
         (["model:/rm", "r.py:f"], '["model:/rm", "r.py:f"]'),
         (' ["a:b","model:/é"]', '["a:b", "model:/é"]'),

@@ -208,7 +208,7 @@ def test_given_values_go_before_those_of_the_model(model: Model):
     assert config.rollout.max_new_tokens == 100
     assert (config.task.template, config.model.chat_template) == ("question_only", "off")
     assert explained_defaults(config) == {}
-    # The default band depends on the given maximum length of responses.
+    # The default of callbacks.kl_band depends on the given rollout.max_new_tokens.
     del given["callbacks"]
     assert config_of(path, **given).callbacks.kl_band == (0.0, 20.0)
 

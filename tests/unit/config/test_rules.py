@@ -24,9 +24,9 @@ SCORED_APART = (
 
 HARMLESS = {key: check.harmless for key, check in CHECKS.items() if check.harmless}
 
-# Key -> a value other than the default, settings under which the key has no effect, the setting
-# that the error blames, the requirement that the error states, settings under which the key has an
-# effect.
+# For each key: a value other than the default, settings under which the key has no effect, the
+# setting that the error blames, the requirement that the error states, and settings under which the
+# key has an effect.
 CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     "weight_update": ("in_flight", APART, "lag=0", "lag >= 1", {**APART, "lag": 1}),
     "buffer_sampling": (

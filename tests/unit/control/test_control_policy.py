@@ -45,7 +45,7 @@ def with_law(policy: ControlPolicy, law: list[float], std: float = 1.0) -> Contr
 def test_probabilities_of_choices_are_those_of_the_softmax():
     """Logits log 1, log 2 and log 1 give the probabilities 1/4, 1/2 and 1/4.
 
-    At temperature 1/2, they are squared and normalised, which gives 1/6, 4/6 and 1/6.
+    At temperature 1/2, the probabilities are squared and normalised, which gives 1/6, 4/6 and 1/6.
     """
     policy = with_law(ControlPolicy(CHOICES, 0), [0.0, math.log(2), 0.0])
     hidden = policy.hidden(torch.zeros(3, 2))

@@ -1,4 +1,4 @@
-"""The entry point for a user's engine: building it and checking its answers."""
+"""The entry point for a user's engine, which builds the engine and checks its answers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from grpo_trainable.transports.in_process import InProcess
 
 LIMITS = SamplingLimits(min_new_tokens=2, max_new_tokens=3, temperature=1.0, end_ids=(9,))
 REQUEST = Request(stream="train", prompt_index=7, prompt_ids=(1,), group_size=2, limits=LIMITS)
-# Two unfinished responses of three tokens each. The three tokens come from versions 0, 1 and 1,
-# which are from rounds 0, 1 and 1.
+# Two unfinished responses of three tokens each. In both, the tokens were sampled with versions 0, 1
+# and 1 of the weights, from rounds 0, 1 and 1.
 GROUP = replace(
     group_of(7, rewards=(torch.nan, torch.nan), weights=[(0, 0), (1, 1), (1, 1)]),
     finished=torch.zeros(2, dtype=torch.bool),

@@ -1,4 +1,4 @@
-"""Episodes in the engine: sampled tokens, fed tokens, and rows that wait for environments."""
+"""Episodes in the engine: sampled tokens, observations, and rows that wait for environments."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_an_action_is_told_with_its_tokens_and_its_place():
 
 @pytest.mark.slow
 def test_without_a_second_turn_it_is_a_response():
-    """Check that `play` and `generate` agree when the first action ends every episode."""
+    """Check that `play` and `generate` agree if every episode ends with its first action."""
     engine, partner, _ = played()
     partner.act = lambda action: partner._waiting.append(  # pyright: ignore
         (0, Observation(action.row, over=True, finished=True))

@@ -115,7 +115,7 @@ def test_rows_enter_in_order_once_an_eighth_of_the_slots_is_free():
     assert rows.enter() == range(16)
     assert not rows.enter()
     assert draw() is None
-    assert draw(5) == [0, 1, 2, 3, 4, *range(6, 16)]  # row 5 leaves at once
+    assert draw(5) == [0, 1, 2, 3, 4, *range(6, 16)]  # row 5 has ended and leaves
     assert not rows.enter()  # only one of 16 slots is free
     assert draw(0) == list(range(1, 15))
     assert rows.enter() == range(16, 18)

@@ -83,7 +83,8 @@ def generated(
 @pytest.mark.parametrize("chunks", [[1] * 21, [1, 5, 1, 14], [21]])
 def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths(chunks):
     model = sharpened(CONFIG)
-    lengths, new = [5, 17, 1], 21  # beyond one and two growth steps of the cache
+    # The cache grows in steps of 16 columns. 17 columns need two steps, and 17 + 21 need three.
+    lengths, new = [5, 17, 1], 21
     fan_out = torch.tensor([0, 0, 1, 2, 2, 2])
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(VOCAB, (len(fan_out), max(lengths) + new), generator=generator)

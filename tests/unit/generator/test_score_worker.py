@@ -1,4 +1,4 @@
-"""Errors of failed reward calls, without the separate process."""
+"""Errors of failed reward calls, tested without the process that usually runs these calls."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ends() -> None:
 
 
 def repeats(act: Callable[[], Any]) -> bool:
-    """Return True if the error of a reward that calls `act` is reported to repeat."""
+    """Score a response with a reward that calls `act`, and return `repeats` of the error."""
 
     def reward(response: str, ground_truth: Any) -> Any:
         return act()
@@ -90,7 +90,7 @@ def test_a_mistake_in_a_reward_repeats(act: Callable[[], Any]) -> None:
 
 
 def model(name: str, started: list[str]) -> RewardFunction:
-    """Return a reward with the properties of a reward model. It scores the length of a text."""
+    """Return a reward with the properties of a reward model. The score is the text's length."""
     return RewardFunction(
         score=lambda given: [float(len(text)) for text in given.texts],
         name=name,

@@ -82,8 +82,8 @@ def test_values_converge_to_the_exact_ones() -> None:
         after = torch.tensor([VALUE_AFTER_A, VALUE_AFTER_B])[group.response_ids[:, 0] - 2]
         exact = torch.stack((torch.full((8,), VALUE_OF_PROMPT), after), dim=1)
         errors.append((values - exact).abs().max())
-        # One completion has a standard deviation of at most 1/2. A bound of 4 standard errors is
-        # wide enough for 9 values.
+        # The reward of one completion has a standard deviation of at most 1/2. A bound of 4
+        # standard errors is wide enough for 9 values.
         assert errors[-1] < 4 * 0.5 / math.sqrt(samples)
         rewards = (group.response_ids[:, 1] == 3).float()
         advantages = vine(rewards, values, group.response_mask)

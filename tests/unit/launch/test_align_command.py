@@ -13,9 +13,9 @@ from launch import align
 
 @pytest.fixture
 def command(tmp_path, capsys, monkeypatch):
-    """Return a function that runs the command, and returns its exit status and its error.
+    """Return a function that runs the command, and returns the exit status and standard error.
 
-    The command finds a model, rows and the extra unless a test removes them.
+    The command finds a model, a file of rows and all libraries, unless a test removes them.
     """
     monkeypatch.chdir(tmp_path)
     for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):

@@ -28,7 +28,7 @@ def policy(tmp_path_factory) -> str:
 def command(tmp_path, capsys, monkeypatch):
     """Return a function that runs the command in a temporary directory.
 
-    It returns the exit status, the standard output and the standard error.
+    The function returns the exit status, the standard output and the standard error.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAYON_NUM_THREADS", os.environ.get("RAYON_NUM_THREADS", "1"))

@@ -1,4 +1,4 @@
-"""`launch/verdict.py`: its output, its exit status, and mistakes as one line with status 2."""
+"""`launch/verdict.py`: its output and exit status. A mistake gives one line and status 2."""
 
 from __future__ import annotations
 
@@ -111,8 +111,9 @@ def test_json_has_the_same_menu(command, tmp_path):
 
 
 def test_one_seed_is_undecided_and_says_what_a_decision_costs(command, tmp_path):
-    # The scatter is assumed to equal the margin. A decision then needs 8 seeds, which is 7 more,
-    # with two trials of 66 s each. The arms reserve one core and two cores.
+    # One seed shows no scatter, so the scatter is assumed to equal the margin. A decision then
+    # needs 8 seeds, 7 more than there are. Each seed needs two trials of 66 s. One arm reserves one
+    # core, and the other reserves two.
     experiment = write(tmp_path / "e", {BASE: (0.6,), OTHER: (0.7,)})
     status, output, _ = command(experiment, "--margin", 0.03, "--json")
     found = json.loads(output)["arms"][OTHER]

@@ -1,4 +1,4 @@
-"""A teacher: its advantages by hand, its part in a round, and rejected settings."""
+"""Training with a teacher: advantages computed by hand, whole rounds, and rejected settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.numerics
 
 
 def test_a_token_is_worth_how_much_likelier_the_teacher_finds_it():
-    # log(0.5/0.25) = 0.6931472, log(0.1/0.4) = −1.3862944, and 0 off the mask.
+    # log(0.5/0.25) = 0.6931472, log(0.1/0.4) = −1.3862944, and 0 outside the mask.
     behaviour = torch.tensor([[0.25, 0.4, 0.5]]).log()
     teacher = torch.tensor([[0.5, 0.1, 0.9]]).log()
     teacher[0, 2] = math.nan
@@ -45,8 +45,8 @@ def test_a_token_is_worth_how_much_likelier_the_teacher_finds_it():
 
 
 def test_the_gradient_is_that_of_the_reverse_kl_to_the_teacher():
-    # KL(π ‖ π_T) over a vocabulary of three, with every token weighted by its probability: the
-    # policy gradient of the advantages is minus the gradient of the KL.
+    # The vocabulary has three tokens. If each token is weighted by its probability, the policy
+    # gradient of the advantages is minus the gradient of KL(π ‖ π_T).
     logits = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64, requires_grad=True)
     teacher = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
     log_probs = logits.log_softmax(0)

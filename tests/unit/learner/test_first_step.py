@@ -1,4 +1,4 @@
-"""At lag 0, the ratio of the first gradient step is exactly 1, no matter how samples are made."""
+"""At lag 0, the ratio of the first gradient step is exactly 1, however responses were sampled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_at_lag_0(path, monkeypatch, settings, monitor, cap, sampler_dtype):
     config = config_of(path, **settings, loss=loss)
     if sampler_dtype == "bfloat16":
         if not cap:
-            pytest.skip("refused: what the sampler rounds off has to be corrected")
+            pytest.skip("refused: the rounding of a bfloat16 sampler has to be corrected")
         config = config_of(
             path, **settings, loss=loss, model={"path": path, "sampler_dtype": sampler_dtype}
         )

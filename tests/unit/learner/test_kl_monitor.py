@@ -122,8 +122,8 @@ def test_watched_rows_of_all_batches_share_one_pass() -> None:
 
 
 def test_estimate_by_hand() -> None:
-    # The mean is 2, so the estimated sum of 4 responses is 8. The variance of 1 and 3 is 2, and
-    # half of the responses are measured.
+    # The mean is 2, so the estimated sum of 4 responses is 8, and 10 is added. The variance of 1
+    # and 3 is 2, and half of the responses are measured.
     half = estimate(torch.tensor([1.0, 3.0]), responses=4, divisor=5.0, known=10.0)
     assert half == pytest.approx((18 / 5, 4 / 5 * math.sqrt(0.5 * 2 / 2)))
     assert estimate(torch.tensor([1.0, 3.0, 5.0]), 3, 3) == (3.0, 0.0)
@@ -160,15 +160,15 @@ def test_drift_and_nll_by_hand() -> None:
 
     policy, batch = four_rows(torch.tensor([True, True, False, False]))
     reference = drift([policy], [batch])["reference"]
-    # The mean of the watched responses is 2, so the estimated sum of all 4 responses is 8. The sum
-    # is divided by 3, the number of responses that are not empty.
+    # Now the KL is measured on the first two responses alone. Their mean is 2, so the estimated
+    # sum of all 4 responses is 8. The sum is divided by 3, the number of non-empty responses.
     se = 4 / 3 * math.sqrt(0.5 * 2 / 2)
     assert (reference.k1, reference.k1_se) == pytest.approx((8 / 3, se))
     k3 = torch.tensor([math.exp(-1) + math.exp(-2) + 1, math.exp(-1)], dtype=torch.float64)
     se = 4 / 3 * math.sqrt(0.5 * float(k3.var()) / 2)
     assert (reference.k3, reference.k3_se) == pytest.approx((4 / 3 * float(k3.mean()), se))
-    # The NLL under the sampler is 8 nats. The reference adds 2 and 0 nats for the two watched
-    # responses, so it adds an estimated 4 nats for all four responses.
+    # The NLL of all responses under the sampler is 8 nats. The NLL under the reference is higher by
+    # 2 and 0 nats for the two measured responses, so by an estimated 4 nats for all four responses.
     nll = reference_nll([batch])
     assert nll == pytest.approx((12 / 5, 4 / 5 * math.sqrt(0.5 * 2 / 2)))
 

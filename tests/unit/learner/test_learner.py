@@ -543,7 +543,8 @@ def test_tokens_that_a_loss_selects_do_not_depend_on_the_split_into_microbatches
         results.append(pair.learner.update([groups]).steps)
     for split, whole in zip(*results, strict=True):
         assert split.loss == pytest.approx(whole.loss, abs=1e-4)
-        assert split.clip_fraction == pytest.approx(whole.clip_fraction, abs=0.01)  # one token
+        # The clipped tokens may differ by one.
+        assert split.clip_fraction == pytest.approx(whole.clip_fraction, abs=0.01)
     assert (results[0][1].clip_fraction > 0) == (loss_type != "kl_cov")
 
 
@@ -971,7 +972,8 @@ def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
 ) -> None:
     steering = {"kl_coef": 0.5, "kl_in": kl_in, "kl_target": 1e-3, "kl_gain": 0.5}
     pair = moved(policy_path, **steering)
-    # The reference samples the first round, so the KL is 0. Its error is clipped to a fifth.
+    # `moved` trained a round that the reference sampled, so the KL was 0. The relative error,
+    # −1, was clipped to −0.2, so the coefficient was multiplied by 1 − 0.5 · 0.2.
     groups = pair.rollouts()
     assert float(sampled_kl(pair, groups).mean()) > 2e-3
     updated = pair.learner.update([groups])
@@ -1091,11 +1093,12 @@ def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -
     pair = Pair(policy_path, k=2)
     pair.sync()
     groups = pair.rollouts()
-    # One token each of the best and the worst response is recorded with e^-100 of its probability.
+    # For one token each of the best and the worst response, the recorded probability is e^-100
+    # times the real one.
     unlikely = groups[0].behaviour_log_probs.clone()
     for row in (groups[0].rewards.argmax(), groups[0].rewards.argmin()):
         unlikely[row, 0] -= 100
-    # not the learner's current version, whose tokens the learner handles differently
+    # The learner treats tokens of its current version differently, so these tokens are older.
     older = groups[0].token_versions - 1
     spoilt = with_first(groups, behaviour_log_probs=unlikely, token_versions=older)
     updated = pair.learner.update([spoilt])

@@ -1,4 +1,4 @@
-"""Several learners train as one: their shares of the rows, their sums, and their agreement."""
+"""Several learners train as one: they share the rows, sum their gradients, and agree."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_a_single_learner_runs_all_microbatches_in_their_order():
 
 
 def test_the_largest_microbatch_goes_first_to_who_has_the_least_to_do():
-    # The costs are 1, 2, 3 and 6. One rank gets 6 and 1, the other rank 3 and 2, in their order.
+    # The costs are 1, 2, 3 and 6. One rank gets 6 and 1, and the other rank gets 3 and 2. Each rank
+    # keeps the order of its microbatches.
     assert dealt([1, 1, 1, 1], [1, 2, 3, 6], 2) == [[[0], [3]], [[1], [2]]]
 
 
@@ -130,7 +131,7 @@ def test_gradients_travel_in_messages_of_a_bounded_size(monkeypatch: pytest.Monk
         parameter.grad = torch.zeros_like(parameter)
     group = Counting()
     Replicas(group).sum_gradients(parameters)
-    # flags of the parameters that have a gradient, then messages of 40, 4, 80 and 8 bytes
+    # first, flags that say which parameters have a gradient; then messages of 40, 4, 80 and 8 bytes
     assert group.sizes == [5, 10, 1, 20, 2]
 
 
@@ -301,7 +302,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(policy_path: st
     first, *others = a_round()
     spoiled = first.behaviour_log_probs.clone()
     spoiled[1, 0] = torch.nan  # the shortest response, in one microbatch of one rank
-    # not the learner's current version, whose tokens the learner handles differently
+    # The learner treats tokens of its current version differently, so these tokens are older.
     older = first.token_versions - 1
     groups = [replace(first, behaviour_log_probs=spoiled, token_versions=older), *others]
     for (updated,), learner in trained(config, 3, rounds=(groups,)):

@@ -21,7 +21,7 @@ class Mine: ...
 
 @pytest.fixture
 def checked(tmp_path):
-    """Return a function that checks an engine with this source and returns its setting."""
+    """Return a function that checks an engine with the given source, and returns its setting."""
 
     def check(source: str, name: str = "Mine") -> str:
         (tmp_path / "mine.py").write_text(source)

@@ -87,8 +87,8 @@ def test_packed_log_probs_and_gradients_are_those_of_padded_rows(
 def made_up(rows: list[tuple[int, int, int]], seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return inputs, targets and mask (B, S) of rows.
 
-    Each row is given as (prompt, number of prompt tokens, number of response tokens). In a response
-    of three or more tokens, the second token was not sampled.
+    Each row is given as (index of the prompt, number of prompt tokens, number of response tokens).
+    In a response of three or more tokens, the second token was not sampled.
     """
     random = torch.Generator().manual_seed(seed)
     prompts = torch.randint(2, 16, (3, 7), generator=random)

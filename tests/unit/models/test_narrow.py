@@ -128,7 +128,7 @@ def test_log_probs_are_those_of_the_learner_but_for_rounding():
     engine = TorchEngine(narrowed(), TOKENS, seed=1)
     learner = sharpened(CONFIG, 0)
     found = mean_difference(engine, learner, requests, TOKENS.pad_id)
-    assert 1e-4 < found < 0.1  # float32 differs by less than 1e-4
+    assert 1e-4 < found < 0.1  # in float32, the difference is below 1e-4
     refuse_disagreement(engine, learner, requests, TOKENS.pad_id, precision=torch.bfloat16)
     with pytest.raises(ValueError, match="differ from the learner's"):
         refuse_disagreement(

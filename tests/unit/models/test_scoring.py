@@ -175,7 +175,7 @@ def test_targets_off_the_mask_and_ids_after_it_never_change_loss_or_gradient(bat
     model = policy()
     clean = loss_of(model, batch, aggregation, WHOLE)
     mask = batch.response_mask
-    later = mask.flip(1).cumsum(dim=1).flip(1)  # number of response tokens from here on
+    later = mask.flip(1).cumsum(dim=1).flip(1)  # number of response tokens from each position on
     for ids, target in ((EOS, -100), (VOCAB - 1, 10**9)):
         dirty = TrainBatch(
             input_ids=batch.input_ids.masked_fill(later == 0, ids),
@@ -203,7 +203,7 @@ def test_more_padding_never_changes_loss_or_gradient(batch, aggregation):
     wide = TrainBatch(
         **{name: padded(field) for name, field in fields.items() if field is not None}
     )
-    # Called directly, because `rows` would remove the padding again.
+    # The loss is computed without `loss_of`, which would remove the padding again.
     denominator = loss_denominator(aggregation, batch.response_mask, MAX_NEW)
     wide_loss = clipped_loss(model, wide, aggregation, denominator)
     wide_loss.backward()

@@ -123,7 +123,7 @@ def test_same_seed_same_weights_whatever_torch_has_drawn_before():
 @pytest.mark.parametrize(
     ("preset", "count"),
     # The counts add up the embedding, the layers and the last norm. Each layer has 4 D² + 3 D F
-    # for matrices and 2 D for norms.
+    # parameters in matrices and 2 D in norms.
     [
         ("tiny", 2048 * 128 + 4 * (4 * 128**2 + 3 * 128 * 344 + 2 * 128) + 128),
         ("small", 4096 * 256 + 4 * (4 * 256**2 + 3 * 256 * 688 + 2 * 256) + 256),

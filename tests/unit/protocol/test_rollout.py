@@ -36,7 +36,7 @@ def group(prompt, responses, mask, *, rounds=None, versions=None, log_probs=None
 
 
 def two_groups() -> TrainBatch:
-    """Return a batch of two groups with prompts of 3 tokens and 1. The first mask has a hole."""
+    """Return a batch of two groups, with prompts of 3 tokens and 1 token. One mask has a hole."""
     groups = [
         group([5, 6, 7], [[8, 9, 2], [8, 2, 0]], [[1, 0, 1], [1, 1, 0]]),
         group([4], [[3, 2]], [[1, 1]]),

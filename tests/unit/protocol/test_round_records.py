@@ -134,7 +134,7 @@ def test_lags_count_groups_at_their_first_use():
 
 
 def test_an_episode_turn_by_turn():
-    """Play two actions in a row, an observation, and an action that was cut off."""
+    """Record two actions in a row, an observation, and an action that was cut off."""
     nan = math.nan
     group = replace(
         GROUPS[0],

@@ -76,7 +76,7 @@ def test_a_request_during_the_gradient_steps_lets_the_round_end_and_says_when(ro
         rounds.time_s += 4
         rounds.asked.made = True
         rounds.look()
-        rounds.look()  # the trial answers once
+        rounds.look()  # the trial does not answer a second time
     assert rounds.asked.answers == [Finishing(round=3, left_s=(10 + 14) / 2 - 4)]
     assert not rounds.stopped
 
@@ -140,7 +140,7 @@ def test_a_request_before_the_first_round_abandons_it_at_its_start(rounds):
 
 
 def test_a_request_has_no_effect_after_a_round_that_failed(rounds):
-    """The actors of a trial that failed are still ended."""
+    """A request does not interrupt a trial that has failed and still has to end its actors."""
     with pytest.raises(RuntimeError), rounds.round(1):
         raise RuntimeError
     rounds.asked.made = True

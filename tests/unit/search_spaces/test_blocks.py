@@ -46,8 +46,8 @@ def test_over_many_blocks_no_arm_has_a_place_of_its_own():
     for place, trial in enumerate(trials):
         places[trial.arm].append(place % len(SPACE.arms))
 
-    # Places 0 to 7 have mean 3.5 and standard deviation 2.3. So the mean of 400 places is within
-    # 4 x 0.115 of 3.5.
+    # The places in a block, 0 to 7, have mean 3.5 and standard deviation 2.3. So the mean of 400
+    # places is within 4 x 0.115 of 3.5.
     assert all(abs(sum(p) / len(p) - 3.5) < 0.46 for p in places.values())
 
 

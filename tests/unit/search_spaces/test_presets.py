@@ -72,7 +72,7 @@ def test_a_round_of_every_algorithm_moves_the_policy_by_finite_steps(preset, pol
     generator.load(learner.publish().handle)
     prompts = Prompts(config, build_task(config), read_tokenizer(config.model.path))
     unit = generator.generate([prompts.request("train", index) for index in range(4)])
-    # A random policy would earn nothing.
+    # The policy is random and would earn nothing, so the rewards are invented.
     rewards = torch.tensor([0.0, 1.0, 0.25, 0.0])
     groups = [replace(group, rewards=rewards, uses=1) for group in unit.groups]
     if config.task.part_weights:

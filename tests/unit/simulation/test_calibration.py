@@ -55,7 +55,7 @@ def of_actor(number: int, name: str, *stages: tuple[str, float, float]) -> list[
 
 @pytest.mark.slow
 def test_a_synchronous_trial_is_simulated_by_its_own_times() -> None:
-    """Simulate rounds with a unit of 2 s, an update of 3 s, and 0.5 s each to publish and to load.
+    """Simulate rounds of 2 s to sample, 3 s to update, and 0.5 s each to publish and to load.
 
     The driver adds 0.1 s to each of these four calls.
     """

@@ -22,8 +22,8 @@ def round_s(
 ) -> float:
     """Return the seconds of a round.
 
-    The round has four units of one second each, four seconds of training, 0.25 s for publishing and
-    0.25 s for loading.
+    The round has four chunks of `unit_s` seconds each, four seconds of training, 0.25 s for
+    publishing and 0.25 s for loading.
     """
     config = GRPOConfig.from_dict(
         {
@@ -49,7 +49,7 @@ def test_a_synchronous_round_is_the_sum_of_its_stages():
 @pytest.mark.slow
 def test_generators_share_the_units_of_a_round():
     assert round_s(lag=0, generators=2) == pytest.approx(2 * 1.0 + 4.0 + 2 * 0.25)
-    # The largest share of four units among three generators is two.
+    # One of three generators samples two of the four chunks.
     assert round_s(lag=0, generators=3) == pytest.approx(2 * 1.0 + 4.0 + 2 * 0.25)
 
 
@@ -67,16 +67,16 @@ def test_gaps_between_steps_delay_a_synchronous_round():
 @pytest.mark.slow
 def test_an_asynchronous_round_takes_as_long_as_its_longer_side():
     # The learner trains for 4 s and publishes for 0.25 s. Meanwhile, generators load weights and
-    # sample the next units.
+    # sample the next chunks.
     assert round_s(lag=1) == pytest.approx(4.25, rel=0.02)
     assert round_s(lag=4) == pytest.approx(4.25, rel=0.02)
-    # Two generators sample in half the time, and nobody waits for them.
+    # Two generators sample in half the time, but the learner is the longer side.
     assert round_s(lag=1, generators=2) == pytest.approx(4.25, rel=0.02)
 
 
 @pytest.mark.slow
 def test_a_slow_generator_sets_the_pace_and_its_loads_with_it():
-    # Four units of 3 s and a load of 0.25 s, while the learner waits.
+    # The generator samples four chunks of 3 s and loads for 0.25 s, and the learner waits for it.
     assert round_s(lag=1, unit_s=3.0) == pytest.approx(12.25, rel=0.02)
     # Another thread loads the weights in the middle of a batch.
     seconds = round_s(lag=1, unit_s=3.0, weight_update="in_flight")

@@ -46,7 +46,7 @@ def test_a_round_completes_the_states_of_every_chunk():
     reports = trial_of(config_of()).run(3)
     for report in reports:
         seconds = stage_seconds(report.spans)
-        # Each of two chunks takes a second, half of it for scoring, and its completions take three.
+        # Each of two chunks takes 1 s, half of it for scoring, and its completions take 3 s.
         assert seconds["time/vine_s"] == pytest.approx(6.0)
         assert seconds["time/rollout_s"] == pytest.approx(1.0)
         assert seconds["time/reward_s"] == pytest.approx(1.0)

@@ -104,7 +104,7 @@ def test_foreign_directory_does_not_keep_it_from_a_whole_one(trial):
 
 @pytest.mark.parametrize("how", ["file", "link"])
 def test_what_is_none_of_ours_beside_whole_files_is_no_damage(trial, how):
-    """Check that nothing is set aside: the trial is refused, and the error names the file."""
+    """Check that nothing is set aside, and that the error names the file or link."""
     directory = Path(trial.path)
     for number in (0, 1):
         shutil.rmtree(directory / f"checkpoint_{number:06d}")
@@ -132,7 +132,7 @@ def test_without_a_whole_one_all_that_was_written_is_set_aside(trial):
     assert restored.round == 0
     (note,) = restored.notes
     assert note.endswith("the trial's earlier files are in set-aside-1; starting from round 0")
-    del before["params.json"]  # which Tune writes once
+    del before["params.json"]  # not set aside, because Tune writes it only once
     assert contents(directory / "set-aside-1") == before
     assert sorted(os.listdir(directory)) == ["params.json", "set-aside-1"]
 

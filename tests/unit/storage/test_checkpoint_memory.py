@@ -65,7 +65,7 @@ def grown_mib(directory: Path, work: str) -> float:
 
 
 linux = pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak"
+    not Path("/proc/self/clear_refs").exists(), reason="only Linux reports peak memory"
 )
 WRITE = 'write_checkpoint(directory + "/checkpoint_000000", state)'
 VERIFY = 'checkpoint_round(directory + "/checkpoint_000000")'

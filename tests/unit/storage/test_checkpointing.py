@@ -310,7 +310,7 @@ def test_killed_at_any_point_of_writing_it_is_whole_or_not_there(tmp_path: Path)
     # sync the directory.
     assert len(outcomes) == 4 + 5 * 3
     assert set(outcomes[:-1]) == {"checkpoint_000000"}
-    # After a kill before the last sync, the manifest may or may not be there; here it is.
+    # After a kill before the last sync, the manifest may or may not be there. In this test, it is.
     assert outcomes[-1] == "checkpoint_000001"
 
 

@@ -1,4 +1,4 @@
-"""The policy after a trial's last round is saved, or the trial has failed."""
+"""After a trial's last round, the policy is saved, with further attempts if the disk fails."""
 
 from __future__ import annotations
 

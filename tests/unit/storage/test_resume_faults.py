@@ -38,7 +38,7 @@ class Faults:
         self.fails_at, self.number = fails_at, number
         # Place in the code -> number of the first operation at this place.
         self.places: dict[tuple[Any, ...], int] = {}
-        self._count = itertools.count(1)  # threads of a mirror may operate at the same time
+        self._count = itertools.count(1)  # safe to use from the threads that copy to a store
 
     def operation(self, path: object) -> None:
         operation = next(self._count)
@@ -127,7 +127,7 @@ real_open = os.open
 
 
 class FailingStore(pafs.FileSystemHandler):
-    """A store in a local directory whose requests and pieces of files count as operations."""
+    """A store in a local directory. Each request and each piece of a file is an operation."""
 
     def __init__(self, bucket: Path, faults: Faults) -> None:
         self._files = pafs.SubTreeFileSystem(str(bucket), pafs.LocalFileSystem())
@@ -291,7 +291,10 @@ def assert_whole(directory: Path, before: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_disk_that_fails_once_in_a_resume(written, tmp_path, monkeypatch, noted):
-    """The faulty attempt succeeds, or is refused and changes no file. The next one succeeds."""
+    """An attempt with a fault succeeds, or it is refused and changes no file.
+
+    The next attempt succeeds.
+    """
     before, refused = contents(written), []
 
     def resume_with(faults: Faults) -> None:

@@ -1,4 +1,4 @@
-"""Rewards of a judge, against a local stub server."""
+"""Rewards of a judge, tested with a local stub server."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_equal_responses_are_not_compared() -> None:
 
 
 def writes(*lines: str) -> Any:
-    """Return the answers of a judge that writes these positive criteria."""
+    """Return the answer function of a stub judge that writes these positive criteria."""
 
     def answer(asked: str) -> Reply:
         if asked.count("<response>") > 1:

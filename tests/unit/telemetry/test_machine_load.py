@@ -1,4 +1,7 @@
-"""CPU time that other work takes from a trial: by hand, for every tick phase, and measured."""
+"""CPU time that other work takes from a trial, computed by hand and measured.
+
+The kernel counts idle time in whole ticks. Some tests begin a round at any phase of a tick.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_rollout_metrics_by_hand() -> None:
             "response/truncated_fraction": 1 / 6,
             "response/repeated_fraction": 0.0,  # no response has four tokens
             "group/zero_advantage_fraction": 1 / 3,
-            "lag/max": 2.0,  # only first uses count, and not the round 0 of the hole
+            "lag/max": 2.0,  # only first uses count, and the round 0 in the hole does not
             "lag/mean": 1.0,
             "buffer/age_max": 4.0,
             "buffer/age_mean": 2.0,
@@ -104,9 +104,9 @@ def test_a_response_with_a_hole_was_interrupted() -> None:
 
 
 def test_turns_of_episodes_are_the_actions_that_were_answered() -> None:
-    """Episodes have three turns and one in the first group, and two each in the second group.
+    """Two episodes have three turns and one turn, and the other two have two turns each.
 
-    The last action of the second episode was cut off.
+    The second episode ends with an action that was cut off, which is not a turn.
     """
     nan = math.nan
     turns = (
@@ -137,7 +137,7 @@ def test_numbers_of_environments_are_means_over_all_episodes() -> None:
 
 
 def test_parts_of_a_reward_are_means_over_the_responses_that_have_them() -> None:
-    """Of four responses, two are short, one is not, and one has only the part `found`."""
+    """Four responses have parts. Two are short, one is not, and one has only the part `found`."""
     parts: list[dict[str, list[float | None]] | None] = [
         {"found": [1.0, 0.0], "short": [1.0, None]},
         {"found": [1.0, 1.0], "short": [1.0, 0.0]},

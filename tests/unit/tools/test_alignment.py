@@ -325,7 +325,7 @@ def test_a_run_continues_from_the_newest_checkpoint_that_is_complete(tmp_path):
 
 
 def test_the_checkpoint_of_the_last_step_is_kept_but_not_continued_from(tmp_path):
-    # Transformers would take one step more.
+    # From the checkpoint of the last step, Transformers would take one step more.
     for step in (9, 10):
         write_checkpoint(tmp_path, step, json.dumps({"global_step": step, "max_steps": 10}))
     assert run_in(tmp_path).newest_checkpoint() == tmp_path / "checkpoints" / "checkpoint-9"

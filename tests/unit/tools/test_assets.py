@@ -70,7 +70,7 @@ def test_the_card_is_within_the_bounds_that_grpo_needs(card: dict):
 
 
 def test_the_length_of_a_response_does_not_tell_whether_it_holds_its_keyword(card: dict):
-    """If stories with their keyword had other lengths, a policy could earn reward by length."""
+    """If stories with their keyword were longer or shorter, length alone could earn reward."""
     length = card["mean_length"]
     for unit in ("tokens", "sentences"):
         assert length["with_keyword"][unit] == pytest.approx(

@@ -28,7 +28,7 @@ def test_the_policy_has_the_shape_of_its_preset_and_a_card_with_its_recipe():
 
 
 def test_what_is_said_is_the_same_tokens_by_itself_and_within_an_episode():
-    """Different tokens in a trial would be sequences that the policy has never seen."""
+    """If a trial encoded a line differently, the policy would get tokens it was not trained on."""
     _, tokenizer = load_policy(GAMES_POLICY)
     for document in islice(played(GamesRecipe(), "another stream"), 50):
         lines = document.response.splitlines(keepends=True)

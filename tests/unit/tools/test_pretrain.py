@@ -269,7 +269,7 @@ def inclusion_share(documents: list[Document]) -> float:
 
 @functools.cache
 def two_thousand_stories() -> tuple[list[Document], list[Document]]:
-    """Return a corpus, and held-out documents. The front of the corpus has 800 documents."""
+    """Return a corpus, and held-out documents. The first part of the corpus has 800 documents."""
     recipe = StoryRecipe(steps=20, batch_size=100, front_share=0.4, keyword_share=0.2)
     return story_corpus.story_documents(recipe)
 
@@ -294,7 +294,7 @@ def test_the_corpus_stays_the_one_that_the_shipped_policy_was_made_from(
 
 
 def test_both_parts_of_the_corpus_have_one_length():
-    """Mean numbers of words agree within 5 %, although the front has more keywords per prompt."""
+    """Mean word counts agree within 5 %, although the first part has more keywords per prompt."""
     documents, _ = two_thousand_stories()
     words = [len(document.response.split()) for document in documents]
     assert sum(words[:800]) / 800 == pytest.approx(sum(words[800:]) / 1200, rel=0.05)

@@ -11,7 +11,7 @@ import pytest
 from grpo_trainable.transports.network_interface import GLOO_INTERFACE, interface_of, let_gloo_use
 
 LOOPBACK = "127.0.0.1"
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="interfaces are found only on Linux")
 
 
 @linux

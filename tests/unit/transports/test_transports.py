@@ -147,7 +147,7 @@ def test_weights_of_another_shape_get_a_slot_of_their_own(sender: ShmSender) -> 
 
 
 def test_ray_hears_of_a_buffer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reusing one reference matters, because its borrowers keep Ray's record of it forever."""
+    """A process that borrows a reference keeps Ray's record of it forever, so senders reuse one."""
     put: list[list[Tensor]] = []
 
     def number(value: list[Tensor], _tensor_transport: str) -> int:

@@ -53,7 +53,7 @@ def write(directory: Path, tensors: dict[str, np.ndarray] | None = None, **confi
 
 def test_plain_adapters_are_accepted(tmp_path):
     check_adapter(write(tmp_path), 2, 4.0, "q_proj", SHAPES)
-    # Names that differ from the stored names are compared when the model is loaded.
+    # Layers with another name in the model's files are compared only when the model is loaded.
     check_adapter(tmp_path, 2, 4.0, "q_proj", {f"transformer.{n}": s for n, s in SHAPES.items()})
 
 

@@ -1,4 +1,4 @@
-"""A CPU computes bfloat16 models with float32 products and attention, and gets the same numbers."""
+"""A CPU computes a bfloat16 model's products and attention in float32, and rounds results once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_product_is_rounded_once(bias: bool):
         x.double(), linear.weight.double(), linear.bias.double() if bias else None
     ).bfloat16()
     assert linear(x).dtype == torch.bfloat16
-    # Sometimes the exact value is near the middle between two bfloat16 numbers.
+    # A few results differ, where the exact value is near the middle between two bfloat16 numbers.
     assert (linear(x) == exact).float().mean() > 0.99
     torch.testing.assert_close(linear(x), exact)
 
