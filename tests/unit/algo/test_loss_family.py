@@ -206,7 +206,8 @@ def test_m2po_drops_the_outliers_that_push_the_second_moment_over_its_bound():
     assert torch.equal(clipped, outliers)
 
 
-# The means are −2 and 1, so (log π + 2)(A − 1) is 2 · 2 = 4, 1 · 2 = 2, −1 · −2 = 2, −2 · −2 = 4.
+# The means of log π and A are −2 and 1. So the products (log π + 2)(A − 1) are 2 · 2 = 4,
+# 1 · 2 = 2, −1 · −2 = 2 and −2 · −2 = 4.
 COV = (
     torch.tensor([[0.0, -1.0, -3.0, -4.0, 9.0]]),
     torch.tensor([[0.0, -1.0, -3.0, -4.0, 9.0]]),

@@ -1,4 +1,4 @@
-"""The real-model benchmark, without a model: its problems and its memory estimate."""
+"""The real-model benchmark, without a model: its problems and its measurement of memory."""
 
 from __future__ import annotations
 

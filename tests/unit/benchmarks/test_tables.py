@@ -38,7 +38,8 @@ def test_every_comment_for_a_figure_is_well_formed_and_within_a_line_of_text(pag
 
 # ---- Numbers outside the comments ------------------------------------------------------------
 
-# Text that holds no measured number: figures, code, other comments, targets of links, headings.
+# Text that is not searched for measured numbers: figures, code, other comments, targets of links,
+# headings.
 NO_PROSE = [
     MARK,
     re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE),

@@ -1,4 +1,4 @@
-"""The comparison of an engine with the learner, tested with an engine that agrees."""
+"""The comparison of an engine's log-probs with those that the learner computes."""
 
 from __future__ import annotations
 

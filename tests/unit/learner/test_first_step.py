@@ -1,4 +1,4 @@
-"""At lag 0, the ratio of the first gradient step is exactly 1, however responses were sampled."""
+"""At lag 0, the first gradient step has ratio 1, unless weights are rounded on their way."""
 
 from __future__ import annotations
 

@@ -890,7 +890,7 @@ def test_mean_kl_of_all_responses_is_the_exact_kl_of_a_tiny_vocabulary() -> None
     weight = log_p.sum(dim=1).exp()  # the probability of each response
     assert float(weight.sum()) == pytest.approx(1.0, abs=1e-5)
     # By the chain rule, the KL is a sum over next tokens, each weighted by the probability of its
-    # prefix. Each response adds its share to every prefix.
+    # prefix. Each response adds its probability to all of its prefixes.
     exact = float((weight[:, None] * (p.exp() * (p - q)).sum(dim=-1)).sum())
     assert exact > 0.1
     for estimator in ("k1", "k3"):

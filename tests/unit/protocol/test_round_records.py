@@ -1,4 +1,4 @@
-"""The records that a round leaves besides its metrics, written by hand."""
+"""The records that a round leaves besides its metrics, compared with records written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the RLlib support that need no RLlib, and its benchmark without a run."""
+"""The extra for RLlib: the error if it is missing, and a Trainable that does not load RLlib."""
 
 from __future__ import annotations
 
