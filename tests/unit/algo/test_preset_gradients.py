@@ -4,8 +4,8 @@ The policy is a table of logits over two actions and an end token, after the pro
 action. Each prompt has one copy of each of the seven responses of at most two tokens. All rewards
 are known, and all numbers are float64. A gradient is a sum over tokens of a coefficient times ∇ log
 π. The functions below compute each paper's coefficients with loops, from the paper's equation. A
-preset's gradient may be a multiple of its paper's, because AdamW removes a constant factor.
-`PAPERS` states the factor of each preset.
+preset's gradient may be a multiple of the paper's gradient, because AdamW removes a constant
+factor. `PAPERS` states the factor of each preset.
 
 At the first step of a round, the policy is still the policy that sampled, so rules that depend only
 on ratios have no effect. Clips, gates, masks and weights at ρ ≠ 1 have separate tests.

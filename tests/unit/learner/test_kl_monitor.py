@@ -160,8 +160,8 @@ def test_drift_and_nll_by_hand() -> None:
 
     policy, batch = four_rows(torch.tensor([True, True, False, False]))
     reference = drift([policy], [batch])["reference"]
-    # Now the KL is measured on the first two responses alone. Their mean is 2, so the estimated
-    # sum of all 4 responses is 8. The sum is divided by 3, the number of non-empty responses.
+    # Now the KL is measured only on the first two responses, and its mean is 2. So the estimated
+    # sum over all 4 responses is 8. The sum is divided by 3, the number of non-empty responses.
     se = 4 / 3 * math.sqrt(0.5 * 2 / 2)
     assert (reference.k1, reference.k1_se) == pytest.approx((8 / 3, se))
     k3 = torch.tensor([math.exp(-1) + math.exp(-2) + 1, math.exp(-1)], dtype=torch.float64)

@@ -104,7 +104,7 @@ def test_a_response_with_a_hole_was_interrupted() -> None:
 
 
 def test_turns_of_episodes_are_the_actions_that_were_answered() -> None:
-    """Two episodes have three turns and one turn, and the other two have two turns each.
+    """One episode has three turns, one has a single turn, and two have two turns each.
 
     The second episode ends with an action that was cut off, which is not a turn.
     """
