@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 from commands import ROOT, SMALL, trial_directories, tune_command
-from commands import tune as tune_to_its_end
 from conftest import checkpoints, rows, untimed, wait_for
 
 from grpo_trainable.storage.checkpointing import MANIFEST, STATE, checkpoint_round
@@ -184,25 +183,33 @@ def tensors(checkpoint: Path) -> dict[str, str]:
     return {name: digest for name, digest in digests.items() if name != STATE}
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(
-    begun: Any, tmp_path_factory: pytest.TempPathFactory
+def run_to_the_end(
+    begun: Any, experiment: Experiment, checkpoint: Path | None = None
 ) -> tuple[list[dict[str, float]], dict[str, str]]:
-    """Run the trial to its end, in this session's Ray.
+    """Run the trial of `experiment` to its end, in this session's Ray.
 
-    Return all rows without times, and the digests of the last checkpoint's tensors.
+    Args:
+        begun: The fixture `begun`.
+        experiment: The experiment.
+        checkpoint: The checkpoint to continue from; None to begin with round 1.
+
+    Returns:
+        The new rows without times, and the digests of the last checkpoint's tensors.
     """
-    experiment = Experiment(tmp_path_factory.mktemp("uninterrupted"))
-    plan = plan_of(parse_arguments(experiment.arguments("colocated_k1")))
-    running = begun(plan.trials[0].to_dict())
-    history = [running.train() for _ in range(ROUNDS)]
-    assert history[-1]["done"]
-    running.save_checkpoint(str(experiment.directory / "last"))
-    return [untimed(row) for row in history], tensors(experiment.directory / "last")
+    (trial,) = plan_of(parse_arguments(experiment.arguments("colocated_k1"))).trials
+    running = begun(trial.to_dict())
+    if checkpoint is not None:
+        running.restore(str(checkpoint))
+    history = [running.train()]
+    while not history[-1]["done"]:
+        history.append(running.train())
+    last = experiment.directory / f"after-{len(history)}-rounds"
+    running.save_checkpoint(str(last))
+    return [untimed(row) for row in history], tensors(last)
 
 
-def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
-    experiment: Experiment, uninterrupted: tuple[list[dict[str, float]], dict[str, str]]
+def test_the_command_abandons_a_round_that_samples_and_its_checkpoint_repeats_it(
+    begun: Any, experiment: Experiment
 ) -> None:
     """A colocated worker samples and trains. It saves a checkpoint while its engine hangs.
 
@@ -222,12 +229,9 @@ def test_the_command_abandons_a_round_that_samples_and_a_resume_repeats_it(
     assert checkpoint_round(checkpoint) == finished
 
     (experiment.directory / "engine").unlink()
-    resumed = tune_to_its_end("--resume", "must", "--name", "own", storage=experiment.directory)
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"continuing from {checkpoint.name} (round {finished})" in resumed.stdout
-    assert rows(experiment.trial)[finished]["iterations_since_restore"] == 1
-    resumed_rows = [untimed(row) for row in rows(experiment.trial)]
-    assert (resumed_rows, tensors(checkpoints(experiment.trial)[-1])) == uninterrupted
+    before = [untimed(row) for row in rows(experiment.trial)]
+    resumed, weights = run_to_the_end(begun, experiment, checkpoint)
+    assert (before + resumed, weights) == run_to_the_end(begun, experiment)
 
 
 def test_a_users_tuner_finishes_gradient_steps_that_have_begun_and_saves_them(
