@@ -157,7 +157,7 @@ def _token_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         loss == "ppo" and not of_tokens,
         "loss.type",
-        f"needs loss.advantage=gae or vine, got {advantage}; with {advantage}, use "
+        f"needs loss.advantage=gae, vine or group_to_go, got {advantage}; with {advantage}, use "
         "loss.type=grpo_clip, which computes the same loss",
     )
     yield (

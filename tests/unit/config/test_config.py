@@ -751,8 +751,8 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(loss__type="ppo"),
-            "loss.type=ppo: needs loss.advantage=gae or vine, got group_std; with group_std, use "
-            "loss.type=grpo_clip, which computes the same loss",
+            "loss.type=ppo: needs loss.advantage=gae, vine or group_to_go, got group_std; with "
+            "group_std, use loss.type=grpo_clip, which computes the same loss",
         ),
         *(
             (
