@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
+from numpy.typing import NDArray
 
 DPI = 144
 WIDTH, HEIGHT = 5.0, 3.4  # inches; 11-point text is then readable on a 360-pixel screen
@@ -84,16 +87,26 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
     for plot in plots:
         if plot.missing is not None:
             continue
-        for theme in (LIGHT, DARK):
-            figure = Figure(figsize=(WIDTH, plot.height), dpi=DPI, facecolor=theme.background)
-            FigureCanvasAgg(figure)
-            with _no_warnings():
-                plot.draw(figure, theme)
-                _keep_labels_inside(figure)
-                images[f"{plot.name}-{theme.name}"] = _png(figure)
-                if files and theme is LIGHT:
-                    images[f"{plot.name}-file"] = _png(figure, _titled(figure, theme, plot.title))
+        light, dark = (_figure(plot.height, theme) for theme in (LIGHT, DARK))
+        with _no_warnings():
+            plot.draw(light, LIGHT)
+            _keep_labels_inside(light)
+            picture = _pixels(light)
+            images[f"{plot.name}-light"] = _png(picture)
+            if files:
+                images[f"{plot.name}-file"] = _png(_titled(picture, plot.title))
+            plot.draw(dark, DARK)
+            for axes, placed in zip(dark.axes, light.axes, strict=True):
+                axes.set_position(placed.get_position())
+            images[f"{plot.name}-dark"] = _png(_pixels(dark))
     return images
+
+
+def _figure(height: float, theme: Theme) -> Figure:
+    """Return an empty figure of this height, in inches, that can be drawn."""
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor=theme.background)
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _keep_labels_inside(figure: Figure) -> None:
@@ -106,32 +119,36 @@ def _keep_labels_inside(figure: Figure) -> None:
             axes.set_position(Bbox.from_extents(left, box.y0, box.x1, box.y1))
 
 
-def _titled(figure: Figure, theme: Theme, title: str) -> Bbox:
-    """Write a title above a figure, and return the area that contains both, in inches."""
-    width, height = figure.get_size_inches()
-    place = {"x": 0.12 / width, "y": 1 + 0.06 / height, "va": "bottom", "ha": "left"}
-    figure.text(s=fitted(title, 60), color=theme.text, fontsize=FONT + 1, **place)
-    return Bbox.from_bounds(0, 0, width, height + TITLE_HEIGHT)
+def _titled(picture: NDArray[np.uint8], title: str) -> NDArray[np.uint8]:
+    """Return the picture of a light plot with a title above it."""
+    strip = _figure(TITLE_HEIGHT, LIGHT)
+    place = {"x": 0.12 / WIDTH, "y": 0.06 / TITLE_HEIGHT, "va": "bottom", "ha": "left"}
+    strip.text(s=fitted(title, 60), color=LIGHT.text, fontsize=FONT + 1, **place)
+    return np.concatenate([_pixels(strip), picture])
 
 
 def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
     """Draw the arms' colours and markers, as a legend for PNG files used outside the page."""
-    figure = Figure(figsize=(WIDTH, 0.2 + 0.22 * math.ceil(len(arms) / 2)), dpi=DPI)
-    figure.set_facecolor(theme.background)
-    FigureCanvasAgg(figure)
+    figure = _figure(0.2 + 0.22 * math.ceil(len(arms) / 2), theme)
     handles = [
         Line2D([], [], color=colour(i), marker=marker(i), markersize=6, label=fitted(arm, 28))
         for i, arm in enumerate(arms)
     ]
     figure.legend(handles=handles, loc="center", ncols=2, frameon=False, labelcolor=theme.text)
     with _no_warnings():
-        return _png(figure)
+        return _png(_pixels(figure))
 
 
-def _png(figure: Figure, area: Bbox | None = None) -> bytes:
-    """Return the figure as PNG; `area`, in inches, can be larger than the figure."""
+def _pixels(figure: Figure) -> NDArray[np.uint8]:
+    """Draw a figure. Return its pixels as (height, width, 4) red, green, blue and opacity."""
+    assert isinstance(figure.canvas, FigureCanvasAgg)
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())
+
+
+def _png(picture: NDArray[np.uint8]) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor=figure.get_facecolor(), bbox_inches=area)
+    imsave(buffer, picture, format="png", dpi=DPI)
     return buffer.getvalue()
 
 
