@@ -68,6 +68,8 @@ def ray_cluster(
         "OMP_NUM_THREADS": "1",
         # At Ray's default niceness of 15, trials would give way to all other processes here.
         "RAY_worker_niceness": "0",
+        # By default Ray starts a process for each CPU, whether or not it is used.
+        "RAY_prestart_worker_first_driver": "0",
         **environment,
     }
     # Ray's sockets need a short path.

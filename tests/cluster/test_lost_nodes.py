@@ -18,8 +18,18 @@ SPREAD = (
     *("--set", "eval.prompts=8", "--set", "eval.samples=1", "--set", "eval.every=1000"),
     *("--set", "resources.learner_cpus=1.9", "--set", "resources.generator_cpus=1.9"),
     *("--set", "resources.num_generators=2", "--set", "rollout.unit_prompts=1"),
-    *("--iterations", "5000", "--name", "lost"),
+    *("--set", "rollout.max_new_tokens=8", "--iterations", "5000", "--name", "lost"),
 )
+
+# Most of the test waits for Ray, so it leaves the cores to other tests meanwhile.
+UNHURRIED = """
+import time
+
+
+def score(response, ground_truth):
+    time.sleep(0.1)
+    return float(len(response) % 3)
+"""
 
 
 def rows(storage: Path) -> list[dict[str, Any]]:
@@ -53,7 +63,9 @@ def with_a_generator_alone(cluster: Cluster) -> Machine | None:
 def test_a_trial_goes_on_without_a_lost_machine_and_uses_the_one_that_comes(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    command = cluster.command(*SPREAD, "--storage", str(tmp_path))
+    (tmp_path / "unhurried.py").write_text(UNHURRIED)
+    reward = f"task.reward={tmp_path}/unhurried.py:score"
+    command = cluster.command(*SPREAD, "--set", reward, "--storage", str(tmp_path))
     with cluster.machines[0].start(command, cluster.environment) as running:
         wait_for(lambda: len(rows(tmp_path)) >= 3, 240.0)
         machine = wait_for(lambda: with_a_generator_alone(cluster), 10.0)
