@@ -102,7 +102,7 @@ def test_a_critic_knows_what_is_written_and_not_what_comes_next(policy_path: str
     def rollouts() -> list[RolloutGroup]:
         return [replace(g, rewards=earned[g.response_ids[:, 0]]) for g in pair.rollouts()]
 
-    for _ in range(150):
+    for _ in range(90):
         pair.learner.update([rollouts()])
     others = [group for _ in range(8) for group in rollouts()]
     values = torch.cat(pair.learner._batches.values(others))

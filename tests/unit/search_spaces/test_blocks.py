@@ -31,24 +31,25 @@ def test_every_block_is_one_seed_with_every_arm_once():
 
 @pytest.mark.slow
 def test_the_order_within_a_block_depends_on_its_seed_alone():
-    def order(seed: int, *among: int) -> list[str]:
-        return [t.arm for t in in_blocks(SPACE.trials({}, among)) if t.seed == seed]
+    def orders(*seeds: int) -> dict[int, tuple[str, ...]]:
+        trials = in_blocks(SPACE.trials({}, seeds))
+        return {seed: tuple(t.arm for t in trials if t.seed == seed) for seed in seeds}
 
-    assert order(7, 7) == order(7, *SEEDS)
-    assert len({tuple(order(seed, *range(20))) for seed in range(20)}) == 20
+    assert orders(7)[7] == orders(*SEEDS)[7]
+    assert len(set(orders(*range(20)).values())) == 20
 
 
 @pytest.mark.slow
 def test_over_many_blocks_no_arm_has_a_place_of_its_own():
-    seeds = range(400)
+    seeds = range(100)
     places: dict[str, list[int]] = {arm: [] for arm in SPACE.arms}
     trials = in_blocks(SPACE.trials({}, seeds))
     for place, trial in enumerate(trials):
         places[trial.arm].append(place % len(SPACE.arms))
 
-    # The places in a block, 0 to 7, have mean 3.5 and standard deviation 2.3. So the mean of 400
-    # places is within 4 x 0.115 of 3.5.
-    assert all(abs(sum(p) / len(p) - 3.5) < 0.46 for p in places.values())
+    # The places in a block, 0 to 7, have mean 3.5 and standard deviation 2.3. So the mean of 100
+    # places is within 4 x 0.23 of 3.5.
+    assert all(abs(sum(p) / len(p) - 3.5) < 0.92 for p in places.values())
 
 
 @pytest.fixture
