@@ -24,13 +24,11 @@ READY_ADAPTERS := .venv-adapters/.ready
 # The oldest supported version of Ray, one in the middle, and the newest.
 RAY_VERSIONS := 2.55.0 2.57.1 2.60.0
 TEST_RAY := $(RAY_VERSIONS:%=test-ray-%)
-# Private names, changes to Tune's classes, the command with synchronous and asynchronous trials in
-# reused processes, SIGKILL and SIGINT with a resume after each, PBT, a collective group, and RLlib.
+# Private names, changes to Tune's classes, the command with SIGKILL, SIGINT and a resume after each,
+# reused processes, PBT, a collective group, and RLlib.
 RAY_TESTS := $(addprefix tests/integration/, \
 	test_interrupted_run.py \
 	extras/test_rllib.py::test_an_rllib_users_walk \
-	test_finished_run.py::test_a_trial_in_the_processes_of_another_one_computes_the_same_bits \
-	test_finished_run.py::test_every_logged_number_is_a_metric_with_a_name \
 	test_schedulers.py::test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced \
 	test_schedulers.py::test_processes_are_reused_only_after_success_and_never_keep_another_trial_waiting \
 	test_weight_sync.py::test_what_was_fetched_stays_whole_though_the_learner_dies) \
