@@ -9,6 +9,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.generator.generator import Generator
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.protocol.messages import (
+    Cancelled,
     LearnerState,
     Loaded,
     Published,
@@ -49,7 +50,7 @@ class Colocated:
         self._generator.warm_up(requests)
         self._learner.warm_up(prompt_tokens)
 
-    def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
+    def generate(self, requests: Sequence[Request]) -> Scored | Sampled | Cancelled:
         """Call `Generator.generate`."""
         return self._generator.generate(requests)
 

@@ -49,7 +49,7 @@ def said(assignment: str) -> str:
             "TRL's report_to has no counterpart here: every trial writes a log for",
         ),
         ("report_to=wandb", "--tracker wandb, mlflow or trackio also sends each round"),
-        ("use_vllm=true", "is engine=vllm and placement=disaggregated here: vLLM runs only on CPUs"),
+        ("use_vllm=true", "is engine=vllm and placement=disaggregated here: vLLM runs only on"),
         ("vllm_gpu_memory_utilization=0.3", "has no counterpart here: vLLM runs only on CPUs"),
         ("vllm_mode=server", "TRL's vllm_mode is placement here: colocate is colocated, server is"),
         ("torch_dtype=bfloat16", "TRL's torch_dtype is model.dtype here"),

@@ -60,7 +60,7 @@ def test_the_last_evaluation_repeats_no_prompt(sums):
         (sums, 3, "needs 3 held-out prompts, but there are only 2"),
         ({"name": "mix", "mix": both}, 5, "needs 3 held-out prompts of sums, but there are only 2"),
     ):
-        with pytest.raises(ValueError, match=f"^eval.final_prompts={prompts}: {needs}; lower it"):
+        with pytest.raises(ValueError, match=f"^eval.final_prompts={prompts}: {needs}; lower eval"):
             told(task=task, eval={"prompts": 2, "final_prompts": prompts})
 
 
