@@ -401,18 +401,57 @@ ROUNDING = 1e-5  # nats by which two passes over equal rows may differ
 
 
 def monitor(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare two trials with equal weights.
+    """Compare two trials of each seed, whose weights are equal.
 
-    One trial measures the KL on 16 responses of each round, and the other on all responses.
+    One trial measures the KL on 16 responses of each round, and the other on all responses. The
+    result of each finished seed is kept, so an interrupted comparison continues with the next seed.
     """
+    kept = measure.read(args.out).get("monitor", {})
+    origin = {**measure.provenance(args), "claim": CLAIMS["monitor"].says, "rounds": args.rounds}
+    by_seed = kept.get("by_seed", {}) if measure.same_run(kept, origin, "rounds", "seed") else {}
+    for seed in range(args.seed, args.seed + args.seeds):
+        if str(seed) not in by_seed:
+            by_seed[str(seed)] = compared_monitors(args.rounds, seed)
+            entry = {**origin, "by_seed": by_seed}
+            measure.write(args.out, {**measure.read(args.out), "monitor": entry}, quiet=True)
+    seeds = [by_seed[str(seed)] for seed in range(args.seed, args.seed + args.seeds)]
+    agreement = {
+        name: {key: statistics.mean(one["agreement"][name][key] for one in seeds) for key in first}
+        for name, first in seeds[0]["agreement"].items()
+    }
+    for name, found in agreement.items():
+        # Different rounds have independent draws, and the expected error is 0.
+        found["mean_error_se"] = math.sqrt(
+            found.pop("mean_squared_error") / (args.rounds * len(seeds))
+        )
+        print(
+            "  {name}: {within_two_se:.1%} within two standard errors; mean error "
+            "{mean_error:.2g} ± {mean_error_se:.2g}".format(name=name, **found)
+        )
+    share = {
+        responses: measure.spread([x for one in seeds for x in one["reference_share"][responses]])
+        for responses in seeds[0]["reference_share"]
+    }
+    for responses, found in share.items():
+        print(f"  {responses} responses: reference takes {found['median']:.1%} of a round")
+    return {
+        "rounds": args.rounds,
+        "agreement": agreement,
+        "reference_share": share,
+        "by_seed": by_seed,
+    }
+
+
+def compared_monitors(rounds: int, seed: int) -> dict[str, Any]:
+    """Return how often both trials of a seed agree, and the shares of their rounds' time."""
     from grpo_trainable.telemetry.metrics import SAMPLED, SE
 
     rows = {}
     for responses in ("16", "all"):
-        changes = {"eval.every": args.rounds, "eval.prompts": 16}
+        changes = {"eval.every": rounds, "eval.prompts": 16}
         changes["loss.kl_monitor_responses"] = responses
-        options = ["--iterations", str(args.rounds), *measure.assignments(changes)]
-        rows[responses] = measure.run_trial("colocated_k1", seed=args.seed, options=options)
+        options = ["--iterations", str(rounds), *measure.assignments(changes)]
+        rows[responses] = measure.run_trial("colocated_k1", seed=seed, options=options)
     agreement = {}
     for name in SAMPLED:
         pairs = zip(rows["16"], rows["all"], strict=True)
@@ -420,21 +459,14 @@ def monitor(args: argparse.Namespace) -> dict[str, Any]:
         agreement[name] = {
             "within_two_se": statistics.mean(abs(e) <= 2 * se + ROUNDING for e, se in found),
             "mean_error": statistics.mean(error for error, _ in found),
-            # Different rounds have independent draws, and the expected error is 0.
-            "mean_error_se": math.sqrt(sum(error**2 for error, _ in found)) / len(found),
+            "mean_squared_error": statistics.mean(error**2 for error, _ in found),
             "mean_se": statistics.mean(se for _, se in found),
         }
-        print(
-            "  {name}: {within_two_se:.1%} within two standard errors; mean error "
-            "{mean_error:.2g} ± {mean_error_se:.2g}".format(name=name, **agreement[name])
-        )
     share = {
-        responses: measure.spread([row["time/reference_s"] / row["time/step_s"] for row in own])
+        responses: [row["time/reference_s"] / row["time/step_s"] for row in own]
         for responses, own in rows.items()
     }
-    for responses, found in share.items():
-        print(f"  {responses} responses: reference takes {found['median']:.1%} of a round")
-    return {"rounds": args.rounds, "agreement": agreement, "reference_share": share}
+    return {"agreement": agreement, "reference_share": share}
 
 
 # ---- The table --------------------------------------------------------------------------------
@@ -469,6 +501,7 @@ def main() -> None:
         counts={
             "repeats": (7, "number of timed repeats"),
             "rounds": (12, "number of rounds of each trial for the claim `monitor`"),
+            "seeds": (1, "number of seeds for the claim `monitor`"),
         },
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="claims to test (all)")
