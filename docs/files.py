@@ -15,8 +15,8 @@ BESIDE = ("launch", "tuning", "reports", "callbacks", "search_spaces")
 HEAD = f"""\
 # Every file
 
-Each file of the product, by room, with the first sentences of its docstring.
-[Architecture](../architecture.md) says what the rooms are for and how they depend on each other.
+Each file of the product, by package, with the first sentences of its docstring.
+[Architecture](../architecture.md) says what each package is for and which packages may import which.
 `python docs/files.py > docs/architecture/files.md` makes this page. An `__init__.py` without code
 is left out.
 

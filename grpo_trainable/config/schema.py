@@ -256,7 +256,8 @@ def placement_conflicts(config: Config) -> Iterator[Conflict]:
 
 def engine_conflicts(config: Config) -> Iterator[Conflict]:
     """Yield conflicts that involve the engine."""
-    # `auto` chooses an engine that works with all settings that are checked below.
+    # With engine=auto, the trial chooses an engine that supports these settings. So the conditions
+    # that read the promises of a named engine leave `auto` out.
     record = engine_record(config.engine)
     placement = record.refused_placements.get(config.placement)
     transport = TRANSPORTS.get(config.transport)

@@ -279,5 +279,5 @@ def test_a_second_signal_ends_at_once_says_what_is_lost_and_leaves_no_actor(
     )
     assert "--resume must --name own" in printed.splitlines()[-1]
     assert checkpoints(experiment.trial) == []
-    _, alive = psutil.wait_procs(family, timeout=ENOUGH_S)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive

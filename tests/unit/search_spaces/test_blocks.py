@@ -41,15 +41,15 @@ def test_the_order_within_a_block_depends_on_its_seed_alone():
 
 @pytest.mark.slow
 def test_over_many_blocks_no_arm_has_a_place_of_its_own():
-    seeds = range(100)
+    seeds = range(400)
     places: dict[str, list[int]] = {arm: [] for arm in SPACE.arms}
     trials = in_blocks(SPACE.trials({}, seeds))
     for place, trial in enumerate(trials):
         places[trial.arm].append(place % len(SPACE.arms))
 
-    # The places in a block, 0 to 7, have mean 3.5 and standard deviation 2.3. So the mean of 100
-    # places is within 4 x 0.23 of 3.5.
-    assert all(abs(sum(p) / len(p) - 3.5) < 0.92 for p in places.values())
+    # The places in a block, 0 to 7, have mean 3.5 and standard deviation 2.3. So the mean of 400
+    # places is within 4 x 0.115 of 3.5.
+    assert all(abs(sum(p) / len(p) - 3.5) < 0.46 for p in places.values())
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A learner that reads or writes a checkpoint is distinguished from one that hangs.
 
-A learner that cannot see the checkpoint directory sends the content of its files. In these tests,
-the clock moves only while the disk works.
+A learner that cannot see the checkpoint directory sends the content of its files to
+the trial's process, which writes them. In these tests, the clock moves only while the disk works.
 """
 
 from __future__ import annotations
