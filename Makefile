@@ -43,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 .PHONY: help tune test extras test-extras test-vllm test-adapters test-cluster check unit docs fresh
-.PHONY: tables evidence test-ray test-oldest-ray $(TEST_RAY)
+.PHONY: tables evidence campaigns test-ray test-oldest-ray $(TEST_RAY)
 .PHONY: test-processors test-processors-restricted
 .PHONY: bench bench-startup bench-peers bench-trials bench-faults
 .PHONY: bench-off-policy bench-real-model
@@ -140,10 +140,15 @@ bench-trials: $(READY) ## Measure whole trials and weight transfer (three hours)
 bench-faults: $(READY) ## Inject every kind of fault (90 minutes).
 	$(BIN)/python benchmarks/faults.py $(ARGS)
 
-# ARGS="--spaces objectives_by_lag" compares objectives at several lags, in four hours. After an
-# interruption, the same command continues.
+# After an interruption, the same command continues.
 bench-off-policy: $(READY) ## Measure the costs and benefits of k, lag and replay (two hours).
 	$(BIN)/python benchmarks/off_policy.py $(ARGS)
+
+# Each slice takes at most 20 minutes, at low priority. After an interruption, the same command
+# continues. ARGS="atlas --slices 2" runs only the next two slices of the atlas.
+campaigns: $(READY) ## Answer questions that take hours, slice by slice.
+	$(BIN)/python benchmarks/campaigns.py $(ARGS)
+	$(BIN)/python docs/tables.py
 
 # TRL has a separate environment, .venv-trl. The package with the model is installed there too.
 # After an interruption, the same command continues.

@@ -313,6 +313,12 @@ def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> 
     return all(kept.get(key) == origin[key] for key in ("commit", "dirty", *more))
 
 
+def checked(measurement: dict[str, Any]) -> dict[str, Any]:
+    """Return a measurement, marked as dirty if the checkout has changed since its start."""
+    same = git("rev-parse", "HEAD").strip() == measurement["commit"] and not is_dirty()
+    return {**measurement, "dirty": measurement["dirty"] or not same}
+
+
 def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return name -> measurement. A result that is a single measurement has the name ""."""
     if "command" in result:
@@ -323,8 +329,7 @@ def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def write(path: Path, result: dict[str, Any], *, quiet: bool = False) -> None:
     """Write a result as JSON; mark it as dirty if the checkout has changed since the start."""
     if "commit" in result:
-        same = git("rev-parse", "HEAD").strip() == result["commit"] and not is_dirty()
-        result = {**result, "dirty": result["dirty"] or not same}
+        result = checked(result)
     if any(measurement.get("dirty") for measurement in measurements(result).values()):
         print(f"{path.name}: measured with uncommitted changes; do not commit this file")
     path.parent.mkdir(parents=True, exist_ok=True)

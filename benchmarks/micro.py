@@ -517,6 +517,7 @@ def main() -> None:
         print(f"{name}: {CLAIMS[name].says}", flush=True)
         entry = {**measure.provenance(args), "claim": CLAIMS[name].says}
         entry |= CLAIMS[name].measure(args)
+        entry = measure.checked(entry)
         measure.write(args.out, {**measure.read(args.out), name: entry}, quiet=True)
 
 

@@ -1,8 +1,7 @@
-"""Measure the costs and benefits of k, lag and replay, and the lag that each objective permits.
+"""Measure the costs and benefits of k, lag and replay.
 
     python benchmarks/off_policy.py                             k, lag and replay: two hours
     python benchmarks/off_policy.py --spaces lag_exact          lag that is exact on any machine
-    python benchmarks/off_policy.py --spaces objectives_by_lag  48 arms: four hours
     python benchmarks/off_policy.py --spaces lag --budget 2h    add seeds until all arms are decided
 
 Runs `launch/tune.py --space … --num-samples … --margin …` with a fixed experiment name, in a
@@ -34,7 +33,7 @@ from reports.records import ExperimentRecord
 from reports.summary import compare, median
 
 SPACES = ("gradient_steps", "lag", "replay")
-MORE = ("lag_exact", "objectives_by_lag", *SHORT)
+MORE = ("lag_exact", *SHORT)
 STORAGE = Path.home() / "ray_results" / "off_policy"
 LR = "2e-4"  # learning rate for all tables, even if the default is different
 
@@ -114,37 +113,43 @@ def main() -> None:
     origin = provenance(args)
     storage: Path = args.storage / origin["commit"][:12]  # never mix trials of two commits
     for space in args.spaces:
-        run(space, storage, args)
-        experiment = read_experiment(storage / space)
-        files = {trial.name: read_files(trial) for trial in experiment.trials}
-        found = answer(experiment, compare(experiment.trials), files)
-        if found is None:
-            sys.exit(f"{storage / space}: fewer than two arms have begun")
-        result = summarise(experiment, files, found)
-        print(align([found.header, *found.rows()]))
-        print(*result["said"], sep="\n")
-        result["menu"] = json.loads((storage / space / "report.json").read_text())["menu"]
-        described = json.dumps(experiment.description).replace(f"{ROOT}/", "")
-        workload = {"space": space, **json.loads(described)}
-        write(RESULTS / f"off_policy_{space}.json", {**origin, "workload": workload, **result})
+        result = measured(space, storage / space, options_of(args))
+        write(RESULTS / f"off_policy_{space}.json", {**origin, **result})
 
 
-def run(space: str, storage: Path, args: argparse.Namespace) -> None:
-    """Run or continue a space, as the experiment with the same name in `storage`."""
-    storage.mkdir(parents=True, exist_ok=True)
-    asked = f"{short_spaces.__file__}:{space.upper()}" if space in SHORT else space
-    samples = [] if args.samples is None else ["--samples", str(args.samples)]
-    until = [] if args.budget is None else ["--until-decided", "--budget", args.budget]
-    settings = [word for text in (f"optim.lr={LR}", *args.set) for word in ("--set", text)]
-    command = [
-        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", asked, *samples),
+def options_of(args: argparse.Namespace) -> list[str]:
+    """Return the options of `launch/tune.py` that do not depend on the space."""
+    return [
+        *([] if args.samples is None else ["--samples", str(args.samples)]),
         *("--num-samples", str(args.seeds), "--seed", str(args.seed)),
-        *("--margin", str(args.margin), *until, *settings),
-        *("--name", space, "--storage", str(storage), "--resume", "auto"),
+        *("--margin", str(args.margin)),
+        *([] if args.budget is None else ["--until-decided", "--budget", args.budget]),
+        *(word for text in (f"optim.lr={LR}", *args.set) for word in ("--set", text)),
+    ]
+
+
+def measured(space: str, directory: Path, options: Sequence[str]) -> dict[str, Any]:
+    """Run or continue a space as the experiment in `directory`, and return its result."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    asked = f"{short_spaces.__file__}:{space.upper()}" if space in SHORT else space
+    command = [
+        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", asked, *options),
+        *("--name", directory.name, "--storage", str(directory.parent), "--resume", "auto"),
     ]
     done = subprocess.run(command, cwd=ROOT)
     if done.returncode != 0:
-        sys.exit(f"{space}: status {done.returncode}; run the same command to continue")
+        sys.exit(f"{directory.name}: status {done.returncode}; run the same command to continue")
+    experiment = read_experiment(directory)
+    files = {trial.name: read_files(trial) for trial in experiment.trials}
+    found = answer(experiment, compare(experiment.trials), files)
+    if found is None:
+        sys.exit(f"{directory}: fewer than two arms have begun")
+    result = summarise(experiment, files, found)
+    print(align([found.header, *found.rows()]))
+    print(*result["said"], sep="\n")
+    result["menu"] = json.loads((directory / "report.json").read_text())["menu"]
+    described = json.dumps(experiment.description).replace(f"{ROOT}/", "")
+    return {"workload": {"space": space, **json.loads(described)}, **result}
 
 
 if __name__ == "__main__":

@@ -282,7 +282,7 @@ OBJECTIVES_BY_LAG = SearchSpace(
     name="objectives_by_lag",
     question="how much staleness does each objective tolerate?",
     arms={
-        f"{name}_lag{lag}": {**STALE, "lag": lag, **objective(name)}
+        f"{name}_lag{lag}": {**EXACT, "lag": lag, **objective(name)}
         for name in OBJECTIVES
         for lag in OBJECTIVE_LAGS
     },

@@ -1,0 +1,131 @@
+"""Answer questions that take hours, in slices of at most 20 minutes at low priority.
+
+    python benchmarks/campaigns.py                    every slice that is not finished
+    python benchmarks/campaigns.py atlas --slices 2   the next two slices of the atlas
+
+Campaigns:
+  atlas   which objective tolerates staleness: each slice trains one objective at the exact lags
+          0, 4 and 8
+
+The results are rewards at equal samples, so other work may run at the same time. Each campaign has
+one JSON file, which lists the planned slices and holds the finished ones. After an interruption,
+the same command continues. At most one slice is lost, and if the commit is the same, the finished
+trials of that slice are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import off_policy
+from measure import (
+    RESULTS,
+    checked,
+    measurements,
+    parser_of,
+    provenance,
+    read,
+    run_benchmark,
+    write,
+)
+
+from grpo_trainable.command_line import UsageError, number
+from search_spaces.spaces import OBJECTIVE_LAGS, OBJECTIVES
+
+STORAGE = Path.home() / "ray_results" / "campaigns"
+MARGIN = 0.03  # the largest acceptable loss of held-out reward
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a campaign: some arms of a search space."""
+
+    name: str
+    space: str
+    arms: tuple[str, ...]  # the first one is the baseline
+    options: str  # of launch/tune.py
+
+    def run(self, directory: Path) -> dict[str, Any]:
+        """Run or continue the trials in `directory`, and return their result."""
+        arms = ("--set", f"arm={','.join(self.arms)}")
+        return off_policy.measured(self.space, directory, [*arms, *shlex.split(self.options)])
+
+
+SHORT = (
+    f"--samples 4096 --num-samples 3 --margin {MARGIN} --set optim.lr={off_policy.LR} "
+    "--set eval.every=64 --set eval.prompts=32 --set eval.samples=8 --set eval.final_prompts=224"
+)
+CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
+    "atlas": tuple(
+        Slice(
+            objective,
+            "objectives_by_lag",
+            tuple(f"{objective}_lag{lag}" for lag in OBJECTIVE_LAGS),
+            SHORT,
+        )
+        for objective in OBJECTIVES
+    ),
+}
+
+
+def main() -> None:
+    parser = parser_of(__doc__, seed="only recorded; every slice uses the seeds 0, 1 and 2")
+    parser.add_argument("names", nargs="*", metavar="CAMPAIGN", help="campaigns to continue (all)")
+    parser.add_argument("--slices", type=number(int, 1), help="number of slices to run (all)")
+    parser.add_argument("--only", metavar="SLICE", help="run this slice, even if it is finished")
+    parser.add_argument(
+        "--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})"
+    )
+    args = parser.parse_args()
+    if unknown := [name for name in args.names if name not in CAMPAIGNS]:
+        raise UsageError(f"{unknown[0]}: unknown campaign; valid: {', '.join(CAMPAIGNS)}")
+    names = args.names or list(CAMPAIGNS)
+    asked = [(name, own) for name in names for own in to_run(name, args.only)]
+    if args.only is not None and not asked:
+        raise UsageError(f"{args.only}: not a slice of {', '.join(names)}")
+    os.nice(19)
+    # Ray would raise the niceness further, and the trials would hang beside any other work.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    for name, own in asked[: args.slices]:
+        origin = provenance(args)
+        command = f"python benchmarks/campaigns.py {name} --only {own.name}"
+        directory = args.storage / origin["commit"][:12] / f"{name}_{own.name}"
+        finish(name, own, {**origin, "command": command}, directory)
+        print(progress(name), flush=True)
+
+
+def to_run(name: str, only: str | None) -> list[Slice]:
+    """Return the slices of a campaign that are not finished, or the slice `only`."""
+    if only is not None:
+        return [own for own in CAMPAIGNS[name] if own.name == only]
+    done = measurements(read(file_of(name)))
+    return [own for own in CAMPAIGNS[name] if own.name not in done]
+
+
+def finish(name: str, own: Slice, origin: dict[str, Any], directory: Path) -> None:
+    """Run a slice, and add its result to the file of the campaign."""
+    result = checked({**origin, **own.run(directory)})
+    planned = [one.name for one in CAMPAIGNS[name]]
+    done = {**measurements(read(file_of(name))), own.name: result}
+    write(file_of(name), {"planned": planned, "finished": len(done), **done}, quiet=True)
+
+
+def file_of(name: str) -> Path:
+    """Return the JSON file of a campaign."""
+    return RESULTS / f"campaign_{name}.json"
+
+
+def progress(name: str) -> str:
+    """Return one line about the finished and the planned slices of a campaign."""
+    done = measurements(read(file_of(name)))
+    left = [own.name for own in CAMPAIGNS[name] if own.name not in done]
+    told = f"{name}: {len(CAMPAIGNS[name]) - len(left)} of {len(CAMPAIGNS[name])} slices"
+    return f"{told}; left: {', '.join(left)}" if left else told
+
+
+if __name__ == "__main__":
+    run_benchmark(main)
