@@ -56,8 +56,9 @@ class Slice:
 
 
 SHORT = (
-    f"--samples 4096 --num-samples 3 --margin {MARGIN} --set optim.lr={off_policy.LR} "
-    "--set eval.every=64 --set eval.prompts=32 --set eval.samples=8 --set eval.final_prompts=224"
+    f"--samples 4096 --num-samples 3 --max-concurrent 2 --margin {MARGIN} "
+    f"--set optim.lr={off_policy.LR} --set eval.every=64 --set eval.prompts=32 "
+    "--set eval.samples=8 --set eval.final_prompts=224"
 )
 CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
     "atlas": tuple(
