@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import off_policy
 from measure import (
     RESULTS,
+    ROOT,
     checked,
     measurements,
     parser_of,
@@ -97,6 +99,8 @@ def main() -> None:
         directory = args.storage / origin["commit"][:12] / f"{name}_{own.name}"
         finish(name, own, {**origin, "command": command}, directory)
         print(progress(name), flush=True)
+        if name in PICTURES:
+            PICTURES[name](measurements(read(file_of(name))))
 
 
 def to_run(name: str, only: str | None) -> list[Slice]:
@@ -126,6 +130,43 @@ def progress(name: str) -> str:
     left = [own.name for own in CAMPAIGNS[name] if own.name not in done]
     told = f"{name}: {len(CAMPAIGNS[name]) - len(left)} of {len(CAMPAIGNS[name])} slices"
     return f"{told}; left: {', '.join(left)}" if left else told
+
+
+# ---- Pictures --------------------------------------------------------------------------------
+
+
+def draw_atlas(slices: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw each objective's change of held-out reward at each lag, with its interval."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from reports.canvas import Plot, Theme, axes_of, colour, legend, marker, render_all
+
+    label = "change of held-out reward from lag 0"
+    lags = OBJECTIVE_LAGS[1:]
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        axes = axes_of(figure, theme, x_label=label, y_label="", names=list(slices), below=0.3)
+        axes.axvspan(-MARGIN, 0, color=theme.text, alpha=0.12, linewidth=0)
+        for row, (objective, own) in enumerate(slices.items()):
+            for i, lag in enumerate(lags):
+                found = own["menu"]["arms"][f"{objective}_lag{lag}"]
+                y = row + (i - 0.5) * 0.3
+                axes.plot([found["low"], found["high"]], [y, y], color=colour(i), linewidth=1.6)
+                axes.plot(found["difference"], y, color=colour(i), marker=marker(i), markersize=6)
+        handles = [
+            Line2D([], [], color=colour(i), marker=marker(i), label=f"lag {lag}")
+            for i, lag in enumerate(lags)
+        ]
+        legend(figure, theme, handles, columns=2)
+
+    height = 1.3 + 0.3 * len(slices)
+    plot = Plot(name="atlas", title="Objectives by lag", look="", draw=draw, height=height)
+    images = render_all([plot], files=True)
+    (ROOT / "docs" / "results" / "atlas.png").write_bytes(images["atlas-file"])
+
+
+PICTURES = {"atlas": draw_atlas}
 
 
 if __name__ == "__main__":

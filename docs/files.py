@@ -16,9 +16,9 @@ HEAD = f"""\
 # Every file
 
 Each file of the product, by package, with the first sentences of its docstring.
-[Architecture](../architecture.md) says what each package is for and which packages may import which.
-`python docs/files.py > docs/architecture/files.md` makes this page. An `__init__.py` without code
-is left out.
+[Architecture](../architecture.md) says what each package is for and which packages may import
+which. `python docs/files.py > docs/architecture/files.md` makes this page. An `__init__.py` without
+code is left out.
 
 ## The root of {PRODUCT}/
 """

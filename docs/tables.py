@@ -31,12 +31,14 @@ from typing import Any
 import numpy as np
 
 from grpo_trainable.command_line import align
-from reports.margin_tests import Design, Pairs, judge
+from reports.margin_tests import BETTER, NO_WORSE, Design, Pairs, judge
 from reports.summary import show
+from search_spaces.spaces import OBJECTIVE_LAGS
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from evidence import ITEMS
+from measure import measurements
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -317,6 +319,38 @@ def menu(space: str) -> list[str]:
     return markdown(["arm", "speed-up", "at equal cost", "difference", "verdict", "seeds"], rows)
 
 
+def atlas() -> list[str]:
+    """Compare each objective at each exact lag with the same objective at lag 0."""
+    lags = OBJECTIVE_LAGS[1:]
+    header = ["objective", "reward at lag 0", "up to which lag no worse"]
+    header += [f"change at lag {lag}" for lag in lags]
+    header += [f"ESS at lag {lag}" for lag in lags]
+    rows = []
+    for objective, own in measurements(read("campaign_atlas")).items():
+        arms = [f"{objective}_lag{lag}" for lag in lags]
+        found = [verdict(own["menu"]["arms"][arm]) for arm in arms]
+        sizes = [statistics.median(own["arms"][arm]["ess_fraction"]) for arm in arms]
+        reward = statistics.median(own["arms"][f"{objective}_lag{OBJECTIVE_LAGS[0]}"]["reward"])
+        rows.append(
+            [
+                *(f"`{objective}`", f"{reward:.3f}", tolerated([says for _, says in found])),
+                *(f"{difference}: {says}" for difference, says in found),
+                *(f"{size:.2f}" for size in sizes),
+            ]
+        )
+    return markdown(header, rows)
+
+
+def tolerated(verdicts: Sequence[str]) -> str:
+    """Return the largest lag up to which an objective is no worse, given all verdicts."""
+    largest, *lags = OBJECTIVE_LAGS
+    for lag, found in zip(lags, verdicts, strict=True):
+        if found not in (NO_WORSE, BETTER):
+            break
+        largest = lag
+    return str(largest)
+
+
 def ratio(own: Mapping[str, float | None]) -> str:
     """Return a ratio with its interval."""
     bounds = "" if own["low"] is None else f" ({own['low']:.2f}-{own['high']:.2f})"
@@ -593,6 +627,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             quickstart,
             off_policy,
             menu,
+            atlas,
             asynchrony,
             schedule,
             peers,
