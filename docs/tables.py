@@ -203,10 +203,11 @@ def main() -> None:
 def sources(*names: str) -> list[str]:
     """Tabulate how and when results were measured.
 
-    A name such as `micro.packing` selects the part `packing` of the result `micro`.
+    A name such as `micro.packing` selects the part `packing` of the result `micro`, and
+    `campaign_atlas.` selects all parts.
     """
     rows = []
-    for name in names:
+    for name in [own for name in names for own in parts_of(name)]:
         file, _, part = name.partition(".")
         own = read(file)[part] if part else read(file)
         link = linked(file).replace(file, name, 1)
@@ -215,6 +216,11 @@ def sources(*names: str) -> list[str]:
             [link, f"`{command}`", own["commit"][:8], own["at"][:10], own["hardware"]["cpu"]]
         )
     return markdown(["result", "command", "commit", "date", "processor"], rows)
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of all parts of a result if the name ends with a dot, else the name."""
+    return [name + part for part in measurements(read(name[:-1]))] if name[-1] == "." else [name]
 
 
 def evidence() -> list[str]:
@@ -329,7 +335,7 @@ def atlas() -> list[str]:
     for objective, own in measurements(read("campaign_atlas")).items():
         arms = [f"{objective}_lag{lag}" for lag in lags]
         found = [verdict(own["menu"]["arms"][arm]) for arm in arms]
-        sizes = [statistics.median(own["arms"][arm]["ess_fraction"]) for arm in arms]
+        sizes = [own["menu"]["audit"][arm]["ess_fraction"] for arm in arms]
         reward = statistics.median(own["arms"][f"{objective}_lag{OBJECTIVE_LAGS[0]}"]["reward"])
         rows.append(
             [
@@ -342,11 +348,11 @@ def atlas() -> list[str]:
 
 
 def tolerated(verdicts: Sequence[str]) -> str:
-    """Return the largest lag up to which an objective is no worse, given all verdicts."""
+    """Return the largest lag up to which an objective is no worse, and the next verdict."""
     largest, *lags = OBJECTIVE_LAGS
     for lag, found in zip(lags, verdicts, strict=True):
         if found not in (NO_WORSE, BETTER):
-            break
+            return f"{largest} ({found} at {lag})"
         largest = lag
     return str(largest)
 
