@@ -207,7 +207,7 @@ def sources(*names: str) -> list[str]:
     `campaign_atlas.` selects all parts.
     """
     rows = []
-    for name in [own for name in names for own in parts_of(name)]:
+    for name in [part for own in names for part in parts_of(own)]:
         file, _, part = name.partition(".")
         own = read(file)[part] if part else read(file)
         link = linked(file).replace(file, name, 1)
