@@ -13,8 +13,9 @@ from grpo_trainable.config.engine_catalog import (
     PolicyKind,
     engine_record,
 )
+from grpo_trainable.models.hf.attention_limits import attention_limit
 from grpo_trainable.models.hf.files import local_directory
-from grpo_trainable.models.hf.json_files import attends_to_all, is_hugging_face, text_config
+from grpo_trainable.models.hf.json_files import is_hugging_face
 from grpo_trainable.models.shape import PolicySettings
 
 
@@ -35,8 +36,6 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
             f"engine={config.engine}: this engine samples from {_named(record)}, but "
             f"{_start(config)} is {POLICY_KINDS[kind]}; valid: {valid}"
         )
-    if config.env.plays and kind == "hugging_face":
-        _refuse_windows(config)
     if config.rollout.slots is not None and not record.queues:
         raise ValueError(
             f"rollout.slots={config.rollout.slots}: {record.name}, which samples from "
@@ -58,6 +57,8 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
     missing = record.missing()
     if missing is not None:
         raise ValueError(f"engine={config.engine}: {missing}")
+    if config.env.plays and kind == "hugging_face":
+        _refuse_limited_attention(config)
     return replace(record, log_prob_error=None, compared=True) if narrows else record
 
 
@@ -74,18 +75,20 @@ def policy_kind(model: PolicySettings) -> PolicyKind:
     return "hugging_face"
 
 
-def _refuse_windows(config: GRPOConfig) -> None:
+def _refuse_limited_attention(config: GRPOConfig) -> None:
     """Check that each row of a model's cache may have its own number of tokens.
 
     Raises:
-        ValueError: Some layers attend to a window of earlier tokens only. The message is one line.
+        ValueError: Some layers do not attend to all earlier tokens, or the model's config cannot be
+            read. The message is one line.
     """
     path = config.model.path
     assert path is not None, "the policy is a Hugging Face model"
-    if not attends_to_all(text_config(local_directory(path))):
+    limit = attention_limit(local_directory(path))
+    if limit is not None:
         raise ValueError(
             f"env.name={config.env.name}: some layers of model.path={path} do not attend to all "
-            "earlier tokens; episodes need a model whose layers all do"
+            f"earlier tokens ({limit}); choose a model whose layers all do"
         )
 
 

@@ -117,25 +117,16 @@ def packs(config: Mapping[str, Any]) -> bool:
     Two conditions are necessary: every layer attends to all earlier tokens, and the rotation of a
     token depends only on the token's position.
     """
+    kinds = config.get("layer_types") or []
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return (
         config.get("model_type") in PACKED
-        and attends_to_all(config)
+        and not config.get("use_sliding_window")
+        and isinstance(kinds, list)
+        and all(kind == "full_attention" for kind in kinds)
         and isinstance(rope, dict)
         and rope.get("rope_type", rope.get("type", "default")) in FIXED_ROPE
     )
-
-
-def attends_to_all(config: Mapping[str, Any]) -> bool:
-    """Return True if every layer of a model with this config.json attends to all earlier tokens."""
-    kinds = config.get("layer_types")
-    if kinds is not None:
-        return isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
-    # Qwen's models use a sliding window only if `use_sliding_window` is true. Other models use one
-    # whenever their config gives its size.
-    slides = config.get("use_sliding_window", not str(config.get("model_type")).startswith("qwen"))
-    sizes = ("attention_chunk_size", *(("sliding_window",) if slides else ()))
-    return all(config.get(size) is None for size in sizes)
 
 
 def text_config(directory: Path) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.engines import episode_rows
 from grpo_trainable.engines.checks import check_played
 from grpo_trainable.engines.engine import EngineSetup, Observation, PlayingEngine, build_engine
-from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.protocol.rollout import Request, RolloutGroup
 
 transformers = pytest.importorskip("transformers")
@@ -199,13 +198,3 @@ def test_a_bfloat16_model_plays(model_path):
 
 def test_it_is_an_engine_that_plays(model_path):
     assert isinstance(engine_of(model_path()), PlayingEngine)
-
-
-def test_a_model_with_windows_is_refused_before_anything_starts(model_path):
-    path = model_path("qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0)
-    with pytest.raises(
-        ValueError,
-        match=r"^env.name=my:Env: some layers of model.path=.* do not attend to all earlier "
-        r"tokens; episodes need a model whose layers all do$",
-    ):
-        chosen_engine(config_of(path))

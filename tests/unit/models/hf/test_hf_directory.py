@@ -26,12 +26,7 @@ from grpo_trainable.models.hf.files import (
     revision_file,
     weight_files,
 )
-from grpo_trainable.models.hf.json_files import (
-    ModelFacts,
-    attends_to_all,
-    facts_of,
-    is_hugging_face,
-)
+from grpo_trainable.models.hf.json_files import ModelFacts, facts_of, is_hugging_face
 from grpo_trainable.models.tokenizer import read_backend
 
 EOS, PAD = tokenizer().eos_id, tokenizer().pad_id
@@ -56,29 +51,6 @@ def test_config_json_tells_whose_model_it_is(tmp_path: Path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("[1, 2")
     assert not is_hugging_face(tmp_path / "broken")
-
-
-@pytest.mark.parametrize(
-    ("config", "attends"),
-    [
-        ({"model_type": "llama"}, True),
-        ({"model_type": "llama4_text", "attention_chunk_size": 8192}, False),
-        ({"model_type": "mistral", "sliding_window": 4096}, False),
-        ({"model_type": "mistral", "sliding_window": None}, True),
-        ({"model_type": "qwen2", "sliding_window": 32768}, True),
-        ({"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 32768}, True),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5}, False),
-        ({"model_type": "qwen3", "layer_types": ["full_attention"] * 2}, True),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, False),
-        ({"layer_types": ["linear_attention", "full_attention"]}, False),
-        ({"layer_types": "full_attention"}, False),
-    ],
-    ids=str,
-)
-def test_config_json_tells_if_layers_attend_to_all_earlier_tokens(
-    config: dict[str, Any], attends: bool
-):
-    assert attends_to_all(config) is attends
 
 
 # ---- Shape -------------------------------------------------------------------------------------
