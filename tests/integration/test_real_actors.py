@@ -18,7 +18,7 @@ from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.generator.generator import Generator
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import policy_tokenizer
-from grpo_trainable.models.parameters import copy_parameters, unique_parameters
+from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.pipeline import Pipeline
@@ -280,7 +280,7 @@ def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[Rollo
         if config.weight_update == "in_flight":
             versions = versions[:1]
         for version in versions:
-            copy_parameters(unique_parameters(model), kept.snapshots[version], source="snapshot")
+            copy_parameters(model.weights(), kept.snapshots[version], source="snapshot")
             with torch.no_grad():
                 log_probs, _ = response_log_probs(
                     model,

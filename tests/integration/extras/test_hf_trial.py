@@ -10,7 +10,9 @@ import pytest
 import torch
 from conftest import trial_config, untimed
 from hf_models import write_hf_model
+from test_real_actors import check_log_probs, run
 
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.storage.checkpointing import read_checkpoint
 
 pytest.importorskip("transformers")
@@ -176,3 +178,32 @@ def test_weights_arrive_between_two_tokens(
     assert all(("response/turns_mean" in row) == played for row in rows)
     assert max(row["lag/max"] for row in rows) == 1
     assert all(row["count/dropped"] == 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"lag": 1},
+        {"lag": 2, "weight_update": "in_flight", "loss": {"kl_monitor": False}},
+        {"lag": 2, "weight_update": "interrupt_recompute"},
+    ],
+    ids=["between", "in flight", "recompute"],
+)
+def test_every_token_of_an_episode_knows_its_weights(
+    model_path: str, reward: str, episodes: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """`run` also checks in every round that no token is older than the lag allows."""
+    settings = {**own, **episodes, "optim": {"lr": 1e-2}, "resources": {"deadline_s": 1e6}}
+    config = GRPOConfig.from_dict(hf_config(model_path, reward, **settings))
+    learner, kept = run(config, {"rollout": 60.0, "optimize": 20.0, "sync": 1.0}, timing=1)
+    assert (check_log_probs(config, kept, learner.rounds) > 0) == config.in_mid_batch
+    groups = [group for batches in learner.rounds for batch in batches for group in batch]
+    ages = [
+        round_ - int(group.token_rounds[group.response_mask].min())
+        for round_, batches in enumerate(learner.rounds)
+        for batch in batches
+        for group in batch
+    ]
+    assert 0 < max(ages) <= config.lag
+    assert sum(int((group.extents - group.response_mask.sum(dim=1)).sum()) for group in groups) > 0
+    assert any(len(set(group.rewards.tolist())) > 1 for group in groups)
