@@ -140,6 +140,10 @@ class ChatTemplate:
         said, marked = f"{before}{after}", self._marked(text, before, after)
         messages = [*_opening(system), _says(said), {"role": role, "content": marked}]
         rest = _after(said, self.render(messages))
+        # Some templates, such as the template of Llama 2, write a space before the token.
+        spaced = re.match(rf"\s+({self._special})", rest)
+        if spaced and [self._tokenizer.special_tokens[spaced[1]]] == list(response[-1:]):
+            rest = rest[spaced.start(1) :]
         quoted = re.compile(f"{before}({self._special}){after}")
         ids = self._by_parts(rest, quoted, stray=f"[{before}{after}]")
         return ids[1:] if list(response[-1:]) == ids[:1] else ids

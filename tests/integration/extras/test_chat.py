@@ -311,6 +311,29 @@ def test_a_reply_goes_on_after_the_token_that_ends_a_message(path: str) -> None:
     assert chat.encode_reply("larger", [*said, end], system="Be brief.") == body
 
 
+# Llama 2's template, with other marks: a space separates a message of the model from its end token.
+SPACED = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '<|im_start|>[INST] ' + message['content'].strip() + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message['content'].strip() + ' <|im_end|>' }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_space_before_the_token_that_ends_a_message_makes_no_second_token(
+    path: str, tmp_path: Path
+) -> None:
+    tokenizer = read_tokenizer(path)
+    (tmp_path / "spaced.jinja").write_text(SPACED)
+    chat = chat_of(path, str(tmp_path / "spaced.jinja"))
+    chat.check_replies("user")
+    start, end = (tokenizer.special_tokens[name] for name in (START, END))
+    body = [start, *tokenizer.encode("[INST] larger [/INST]")]
+    said = tokenizer.encode(" 5")
+    assert chat.encode_reply("larger", [*said, end]) == body
+    for others in (said, [*said, start], []):
+        assert chat.encode_reply("larger", others) == [*tokenizer.encode(" "), end, *body]
+
+
 def test_a_reply_that_spells_a_special_token_is_text(path: str) -> None:
     tokenizer = read_tokenizer(path)
     ids = chat_of(path).encode_reply(f"a{END}b", [])
