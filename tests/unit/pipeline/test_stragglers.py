@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -275,7 +275,8 @@ def assert_nothing_lost(
     named = [example for _, examples in rounds.values() for example in examples]
     counts = {name[6:]: value for name, value in last.metrics.items() if name[:6] == "count/"}
     # The stream is drawn in order and without a gap.
-    assert sorted(trained + named) == list(range(int(counts["requested"])))
+    drawn = range(int(counts["requested"]))
+    assert sorted(trained + named) == list(drawn), "trained plus named differs from drawn"
     assert len(trained) == counts["trained"] == config.rounds * schedule.prompts_per_round(config)
     assert len(named) == counts["dropped"] == counts["dropped_straggler"]
     assert counts["in_flight"] == counts["waiting"] == counts["dropped_stale"] == 0
@@ -325,12 +326,23 @@ class RequeuedLast(RequeuedPrompts):
         return self._next_example - 1
 
 
-def test_requeueing_last_loses_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector_module, "RequeuedPrompts", RequeuedLast)
+class NeverAgain(RequeuedPrompts):
+    """Forgets the examples that were given up."""
+
+    def requeue(self, prompt_indices: Iterable[int]) -> None:
+        for index in prompt_indices:
+            del self._examples[index]
+
+
+@pytest.mark.parametrize("control", [RequeuedLast, NeverAgain])
+def test_the_accounts_show_requeued_prompts_that_are_not_trained_on(
+    control: type[RequeuedPrompts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "RequeuedPrompts", control)
     config, rounds, last = killed_run("requeue", lag=1, kills=8)
-    with pytest.raises(AssertionError):
+    assert last.metrics["count/requeued"] > 0
+    with pytest.raises(AssertionError, match="trained plus named differs from drawn"):
         assert_nothing_lost(config, rounds, last)
-    assert last.metrics["count/in_flight"] > 0
 
 
 @pytest.mark.slow
