@@ -213,8 +213,10 @@ class Ledger:
         """Record that a chunk will not come back. Later prompts take the places of its prompts.
 
         So giving up a chunk delays no other prompt, and the batches still get all their prompts.
+        The next chunk asks for as many new prompts as were given up.
         """
         self._in_flight.remove(chunk.prompt_indices)
+        self._to_ask.insert(0, len(chunk.prompt_indices))
         for index in chunk.prompt_indices:
             insort(self._given_up, index)
         self._fill()

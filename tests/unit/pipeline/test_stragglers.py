@@ -132,6 +132,26 @@ def test_later_prompts_take_the_place_of_a_chunk_that_was_given_up() -> None:
         assert own.in_flight == 0
 
 
+def test_a_replacement_has_the_size_of_the_chunk_that_was_given_up() -> None:
+    """A round has chunks of 2, 2 and 1 prompts. Chunks of both sizes are given up."""
+    config = config_of("drop", lag=1, prompts=5, unit_prompts=2)
+    for given_up, replacements in [
+        ([(4,)], [(10,)]),
+        ([(0, 1)], [(10, 11)]),
+        ([(4,), (9,)], [(10,), (11,)]),
+        ([(0, 1), (2, 3)], [(10, 11), (12, 13)]),
+    ]:
+        ledger = Ledger(config)
+        chunks = [ledger.take() for _ in range(6)]
+        for chunk in chunks:
+            if chunk.prompt_indices in given_up:
+                ledger.give_up(chunk)
+        for indices in replacements:
+            assert ledger.due_round < 2
+            assert ledger.take().prompt_indices == indices
+        assert ledger.due_round == 2
+
+
 def test_each_choice_by_hand() -> None:
     """Generator 0 samples prompt 0 for 100 ticks. Meanwhile, generator 1 runs out of work."""
     trained = {
@@ -352,12 +372,14 @@ def test_any_timing_and_lost_generators_keep_the_bound_and_the_accounts(
     stragglers: str, seed: int
 ) -> None:
     rng = random.Random(seed)
+    generators, prompts = rng.randint(2, 4), rng.randint(4, 7)
     config = config_of(
         stragglers,
         lag=rng.randint(1, 4),
         rounds=8,
-        generators=rng.randint(2, 4),
-        prompts=rng.randint(4, 7),
+        generators=generators,
+        prompts=prompts,
+        unit_prompts=rng.randint(1, prompts // generators),
         weight_update=rng.choice(["between_batches", "in_flight", "interrupt_recompute"]),
         reward=rng.choice(["virtual:reward", SCORED_APART]),
     )
