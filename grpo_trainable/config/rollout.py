@@ -152,10 +152,11 @@ class RolloutSettings(Settings):
     )
     stragglers: str = choice(
         ("wait", "drop", "requeue"),
-        "Treatment of prompts that hold up a round after the other generators have sampled every "
-        "prompt that `lag` allows: wait for their responses (wait), discard the incomplete "
-        "responses and train on other prompts (drop), or discard them and sample the prompts again "
-        "later (requeue). A round waits for every prompt that is sampled again.",
+        "Treatment of prompts that hold up a round while a generator has no work left that `lag` "
+        "allows: wait for their responses (wait), discard the incomplete responses and train on "
+        "other prompts (drop), or discard them and sample the prompts again later (requeue). "
+        "Responses are discarded only after the waiting generator has sampled two chunks that "
+        "began later. A round waits for every prompt that is sampled again.",
         read_if=(
             at_least("lag", 1),
             one_of("lag_mode", "bounded"),
@@ -359,7 +360,7 @@ def _straggler_conflicts(config: Config) -> Iterator[Conflict]:
         "must be wait or drop with pools.enabled=true, where pass rates decide which prompt is "
         "sampled again",
     )
-    # Otherwise, a generator could run out of work although no prompt takes longer than others.
+    # Otherwise, `lag` may allow too few chunks for a generator to pass another one twice.
     yield (
         stragglers != "wait" and chunks < generators,
         "rollout.stragglers",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from grpo_trainable.config import GRPOConfig
@@ -33,6 +34,10 @@ CHUNKS_AHEAD = 2
 # Maximum number of times in a row that a generator is replaced without finishing a chunk. If that
 # generator is then lost once more, the trial ends.
 REPLACEMENTS_IN_A_ROW = 3
+
+# A chunk may be given up only after a generator has sampled this number of chunks that began later.
+# With 1, a chunk of usual length would be given up whenever a short chunk overtakes it.
+LAPS = 2
 
 _BUSYNESS = operator.attrgetter("chunks")
 
@@ -90,6 +95,10 @@ class FleetGenerator:
     needs_from: int = 0  # round of the oldest weights that the generator may still use or fetch
     replaced: int = 0  # number of replacements since the generator's last chunk came back
     joining: bool = False  # True if the actor is a replacement that has not answered yet
+    sampling: Work | None = None  # the chunk that is being sampled
+    began: int = 0  # number of chunks that the fleet had submitted when `sampling` began
+    # The values of `began` for the last training chunks that the generator has sampled.
+    laps: deque[int] = field(default_factory=lambda: deque([0] * LAPS, maxlen=LAPS))
     cancelled: Work | None = None  # the chunk for which the last `Cancel` call was submitted
 
 
@@ -172,6 +181,7 @@ class Fleet:
         self._recorder = recorder
         self._spawn = spawn
         self._rubrics = rubrics
+        self._submitted = 0  # number of chunks submitted so far
         self._published: Published | None = None  # the newest weights
         # Round of each snapshot that is still in use -> seconds that its publication took.
         self._publish_s: dict[int, float] = {}
@@ -241,6 +251,7 @@ class Fleet:
         self._fetched(generator, loaded)
         self._uses(generator, loaded)
         self._update_needs(generator)
+        self._note_sampling(generator)
 
     def deposited(self, generator: FleetGenerator, deposited: Deposited) -> None:
         """Record that a deposit has put new weights into a generator's mailbox.
@@ -312,6 +323,7 @@ class Fleet:
     def sample(self, generator: FleetGenerator, work: Work) -> None:
         """Submit a chunk to a generator. The chunk is the generator's work until it is scored."""
         generator.chunks += 1
+        self._submitted += 1
         indices = work.prompt_indices
         requests = [
             self._rubrics.attach(self._requests.request(work.stream, index, example))
@@ -319,6 +331,7 @@ class Fleet:
         ]
         call = generator.actor.submit(work.stage, "generate", requests)
         self._calls.add(call, Sample(generator, work))
+        self._note_sampling(generator)
 
     def sampled(self, generator: FleetGenerator, work: Work, sampled: Sampled) -> None:
         """Submit a call that scores the responses that a generator has sampled."""
@@ -333,24 +346,20 @@ class Fleet:
         generator.replaced = 0
         self._update_needs(generator)
 
-    def holding_up(self) -> list[tuple[FleetGenerator, Work]]:
-        """Return the chunks that are being sampled, if at least one generator has no work.
+    def passed(self) -> list[tuple[FleetGenerator, Work]]:
+        """Return the chunks being sampled that a generator without work has passed.
 
-        Return [] if all generators have work, or if a generator's responses are being scored.
+        A generator has passed a chunk if the last `LAPS` chunks that it sampled began after that
+        chunk. The number of submitted chunks serves as the clock: if no chunk was submitted between
+        the beginnings of two chunks, neither began after the other.
         """
-        joined = [generator for generator in self.generators if not generator.joining]
-        busy = [generator for generator in joined if generator.chunks]
-        if len(busy) == len(joined):
-            return []
-        chunks = []
-        for generator in busy:
-            calls = self._calls.records_of(generator.actor)
-            if any(isinstance(call, Score) for call in calls):
-                return []
-            # A generator works through its calls in order, so it samples the first chunk now.
-            first = next(call for call in calls if isinstance(call, Sample))
-            chunks.append((generator, first.work))
-        return chunks
+        idle = [g for g in self.generators if not g.chunks and not g.joining]
+        before = max((generator.laps[0] for generator in idle), default=0)
+        return [
+            (generator, generator.sampling)
+            for generator in self.generators
+            if generator.sampling is not None and generator.began < before
+        ]
 
     def cancel(self, generator: FleetGenerator, work: Work) -> None:
         """Ask a generator, once, to end the sampling of a chunk.
@@ -374,6 +383,21 @@ class Fleet:
         self._recorder.add_spans("generator", generator.actor.name, answer.spans)
         for loaded in answer.loaded:
             self._uses(generator, loaded)
+        ended, began = generator.sampling, generator.began
+        self._note_sampling(generator)
+        if ended is None or ended is generator.sampling or isinstance(answer, Cancelled):
+            return
+        if ended.stream == "train":
+            generator.laps.append(began)
+
+    def _note_sampling(self, generator: FleetGenerator) -> None:
+        """Record which chunk a generator samples now, and when that chunk began."""
+        # A generator works through its calls in order, except for concurrent ones.
+        calls = self._calls.records_of(generator.actor)
+        first = next((call for call in calls if isinstance(call, Load | Sample)), None)
+        work = first.work if isinstance(first, Sample) else None
+        if work is not generator.sampling:
+            generator.sampling, generator.began = work, self._submitted
 
     # ---- Losses ------------------------------------------------------------------------------
 
@@ -446,6 +470,7 @@ class Fleet:
         if actor is None:
             return False
         generator.actor, generator.chunks, generator.fetching, generator.joining = actor, 0, 0, True
+        generator.sampling = None
         # The new actor loads the newest weights, so it needs no older weights.
         generator.needs_from = self._published.round
         self._load(generator)

@@ -308,29 +308,27 @@ class Pipeline:
             self._wait()
 
     def _cancel_stragglers(self, round_: int) -> None:
-        """Cancel the chunks for which the learner and other generators wait.
+        """Cancel the chunks of `round_` that a generator without work has passed (`Fleet.passed`).
 
-        These chunks are stragglers if `round_` lacks only them, and if the other generators have
-        sampled every prompt that the lag allows before the learner trains on this round. A chunk is
-        never cancelled in the last `lag` rounds, in which generators have no work for other
-        reasons.
+        The generator must lack work because the lag allows no further chunk before the learner
+        trains on `round_`. A chunk is never cancelled in the last `lag` rounds, in which generators
+        have no work for other reasons.
         """
         if self.config.rollout.stragglers == "wait":
             return
         ledger = self._collector.ledger
         if not round_ + self.config.lag < ledger.due_round <= self._last_due:
             return
-        chunks = self._fleet.holding_up()
-        for _, chunk in chunks:
-            assert isinstance(chunk, Chunk), "no evaluation runs while rollouts are collected"
-            if not ledger.is_due(chunk, round_) or not self._collector.may_give_up(chunk):
-                return
         given_up = self.counts.dropped_straggler + self.counts.requeued
-        given_up += sum(len(chunk.prompt_indices) for _, chunk in chunks)
-        if given_up > schedule.most_given_up(self.config):
-            return
-        for generator, chunk in chunks:
-            self._fleet.cancel(generator, chunk)
+        for generator, chunk in self._fleet.passed():
+            assert isinstance(chunk, Chunk), "no evaluation runs while rollouts are collected"
+            given_up += len(chunk.prompt_indices)
+            if (
+                ledger.is_due(chunk, round_)
+                and self._collector.may_give_up(chunk)
+                and given_up <= schedule.most_given_up(self.config)
+            ):
+                self._fleet.cancel(generator, chunk)
 
     def _start_dispatching(self) -> None:
         """Submit chunks now and, from now on, after every answer (`_wait`)."""

@@ -18,7 +18,7 @@ from grpo_trainable.pipeline.ledger import BatchRule, Ledger
 from grpo_trainable.pipeline.report import Recorder, RoundReport
 from grpo_trainable.pipeline.requeued_prompts import RequeuedPrompts
 from grpo_trainable.protocol.versions import StalenessGate
-from grpo_trainable.simulation.runtime import constant_durations
+from grpo_trainable.simulation.runtime import TICK, Durations, constant_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
 
 STRAGGLERS = ("wait", "drop", "requeue")
@@ -206,6 +206,37 @@ def test_nobody_is_given_up_while_a_generator_has_work_or_in_the_last_rounds() -
     assert reports[-1].metrics["count/dropped"] == 0
     late = virtual_trial(config_of("drop", lag=1), durations=constant_durations(), slowness=slow(6))
     assert late.run(4)[-1].metrics["count/dropped"] == 0
+
+
+def test_a_chunk_is_given_up_only_if_two_later_chunks_of_a_generator_have_passed_it() -> None:
+    """Generator 1 samples chunks 1 and 3, then chunk 0 is given up. Chunk 2 begins after it.
+
+    Generator 1 next samples chunk 4, in half a tick, and then has no work. No further chunk may be
+    sampled before round 0 is complete, so round 0 waits for chunk 2, even if chunk 2 is slow.
+    """
+    for seconds_of_2 in (1.0, 100.0):
+        slowness = {0: 100.0, 2: seconds_of_2, 4: 0.5}
+        w = virtual_trial(
+            config_of("drop", lag=1),
+            durations=constant_durations(),
+            slowness=lambda example, slowness=slowness: slowness.get(example, 1.0),
+        )
+        w.run(4)
+        assert [call.prompt_indices for call in of_stream(w, "cancelled")] == [(0,)]
+        assert trained_examples(w) == [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+def test_a_chunk_does_not_begin_before_its_generator_has_loaded_the_weights() -> None:
+    """Generator 0 takes 100 ticks to load the weights of round 1."""
+    config = config_of("drop", lag=3, rounds=8, prompts=4)
+    w = virtual_trial(
+        config,
+        durations=lambda actor, stage: (
+            (100 if (actor, stage) == ("generator-0", "sync") else 1) * TICK
+        ),
+    )
+    w.run(8)
+    assert not of_stream(w, "cancelled")
 
 
 def test_requeued_prompts_are_lost_under_other_settings_and_the_accounts_close() -> None:
@@ -403,3 +434,47 @@ def test_any_timing_and_lost_generators_keep_the_bound_and_the_accounts(
     assert_within_lag(w)
     assert_nothing_lost(config, rounds, report)
     assert not w.runtime.uncollected
+
+
+# ---- Time ----------------------------------------------------------------------------------------
+
+
+def a_tenth_is_tenfold(example: int) -> float:
+    """Return 10 for a random tenth of the examples, and 1 for the others."""
+    return 10.0 if random.Random(example).random() < 0.1 else 1.0
+
+
+def varied_durations(seed: int, sync: float) -> Durations:
+    """Return durations that vary by 25 % in either direction."""
+    rng = random.Random(seed)
+    scale = {"rollout": 64, "optimize": 64, "sync": sync}
+    return lambda actor, stage: round(scale.get(stage, 4) * rng.uniform(0.75, 1.25)) * TICK
+
+
+def seconds_of_trials(stragglers: str, lag: int, slowness: Callable[[int], float]) -> float:
+    """Run trials with 2 to 4 generators. Check that only slow prompts are given up."""
+    seconds = 0.0
+    for seed in range(9):
+        config = config_of(stragglers, lag, rounds=30, generators=2 + seed % 3, prompts=4)
+        w = virtual_trial(
+            config,
+            durations=varied_durations(seed, sync=256 if seed >= 6 else 4),
+            seed=seed,
+            slowness=slowness,
+        )
+        w.run(config.rounds)
+        seconds += w.runtime.now()
+        for call in of_stream(w, "cancelled"):
+            (index,) = call.prompt_indices
+            assert slowness(w.requests.examples.get(index, index)) >= 10
+    return seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", range(1, 9))
+def test_only_slow_prompts_are_given_up_and_dropping_them_gains_time(lag: int) -> None:
+    # A lag of 4 or more rounds hides a chunk that takes as long as ten others.
+    tenfold = 1.02 if lag <= 3 else 0.99
+    for slowness, gain in [(a_tenth_is_tenfold, tenfold), (a_tenth_is_slow, 1.2)]:
+        wait, drop, _ = (seconds_of_trials(choice, lag, slowness) for choice in STRAGGLERS)
+        assert wait / drop >= gain
