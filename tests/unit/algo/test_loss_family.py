@@ -407,6 +407,7 @@ def random_batch() -> tuple[Tensor, ...]:
     return torch.minimum(old + step, old * 0.1), old, a.expand(shape), mask
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("name", FORMULAS)
 def test_loss_and_gradient_are_those_of_the_formula_to_1e_10(name):
     new, old, advantages, mask = random_batch()

@@ -1050,11 +1050,12 @@ def test_lengths_are_taken_off_the_reward_before_the_advantage(policy_path: str)
         task={"length_penalty": 0.01, "length_target": 4},
     )
     pair.sync()
-    groups = pair.rollouts()
+    # The policy samples 10, 8 and 3 tokens. Equal lengths would cancel in the mean of the group.
+    sampled = torch.arange(10) < torch.tensor([[10], [8], [3]])
+    groups = [replace(group, response_mask=sampled) for group in pair.rollouts()]
     rewards = torch.stack([group.rewards for group in groups])
-    lengths = torch.stack([group.response_mask.sum(dim=1) for group in groups]).float()
-    assert 5 < lengths.max() <= 10
-    shaped = rewards - 0.5 * (lengths - 5).clamp(min=0) / 5 - 0.01 * (lengths - 4).abs()
+    # The penalty for overlong responses is 0.5 × (5, 3, 0) / 5, and the other 0.01 × (6, 4, 1).
+    shaped = rewards - torch.tensor([0.56, 0.34, 0.01])
     expected = shaped - shaped.mean(dim=1, keepdim=True)
     advantages = pair.learner.update([groups]).responses.advantages
     assert advantages == pytest.approx(expected.flatten().numpy(), abs=1e-6)

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from fake_hub import FakeHub
 
 from callbacks.trackers import tracked_run
 from grpo_trainable.config import CHECKS, GRPOConfig
+from grpo_trainable.config.task import CommonTaskSettings
 from grpo_trainable.models import directory as directory_module
 from grpo_trainable.models.directory import SHIPPED_POLICY
 from grpo_trainable.models.hf.files import NotOnTheHub
@@ -1161,14 +1163,8 @@ def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_pat
 
     task = json.loads(out)["task"]
     assert task == {
+        **{field.name: field.default for field in fields(CommonTaskSettings)},
         "name": f"{mine}:Mine",
-        "reward": None,
-        "reward_deadline_s": 10.0,
-        "max_error_rate": 0.1,
-        "reward_weights": None,
-        "normalize_parts": False,
-        "length_penalty": 0.0,
-        "length_target": None,
         "strict": True,
         "letter": "7",
         "size": 1,
