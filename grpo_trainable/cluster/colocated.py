@@ -38,16 +38,19 @@ class Colocated:
     def __init__(self, config: GRPOConfig, transport: LocalTransport) -> None:
         clock = StageClock()
         self._generator = Generator(config, transport, clock)
+        self._generator.sleep()
         self._learner = Learner(config, transport, clock)
 
     def reset(self, config: GRPOConfig) -> None:
         """Restart both roles with a config that has the same placement, resources and transport."""
         self._generator.reset(config)
+        self._generator.sleep()
         self._learner.reset(config)
 
     def warm_up(self, requests: Sequence[Request], prompt_tokens: int) -> None:
         """Warm up both roles, as `Generator.warm_up` and `Learner.warm_up` do."""
         self._generator.warm_up(requests)
+        self._generator.sleep()
         self._learner.warm_up(prompt_tokens)
 
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled | Cancelled:
@@ -63,7 +66,8 @@ class Colocated:
         return self._generator.load(handle)
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
-        """Call `Learner.update`."""
+        """Call `Learner.update`, while the generator's engine sleeps if it can."""
+        self._generator.sleep()
         return self._learner.update(rollout_batches)
 
     def publish(self, needed_from: int = 0) -> Published:

@@ -38,10 +38,11 @@ class EngineRecord:
     log_prob_error: float | None = None
     # True: at the start of a trial, its log-probs are compared with the learner's.
     compared: bool = False
-    # Placements that the engine does not support, each with the reason.
-    refused_placements: Mapping[str, str] = field(default_factory=dict)
-    refuses_two_sided: str = ""  # the reason, if the engine cannot join a collective group
-    gpus: bool = True  # True: may sample on a GPU
+    # The reason, if the engine cannot share a process with a learner that trains on CPUs.
+    apart_on_cpus: str = ""
+    # Transports that the engine does not support, each with the reason.
+    refused_transports: Mapping[str, str] = field(default_factory=dict)
+    divides: bool = False  # True: divides a model among the GPUs of a generator
     # Lowest valid temperature above 0. At temperature 0, an engine chooses the most likely token.
     lowest_temperature: float = 0.0
     top_p: bool = False  # True: supports `eval.top_p`
@@ -98,16 +99,15 @@ ENGINES: dict[str, EngineRecord] = {
             name="vllm",
             build="grpo_trainable.engines.vllm.build:build_vllm_engine",
             compared=True,
-            refused_placements={
-                "colocated": "vLLM fixes the number of threads of its process, so the learner of "
-                "a colocated worker would have to train with that number of threads",
-            },
-            refuses_two_sided="vLLM has its own collective group in its process",
-            gpus=False,
+            apart_on_cpus="on CPUs, vLLM fixes the number of threads of its process, so the "
+            "learner of a colocated worker would have to train with that number of threads",
+            refused_transports={"gloo": "vLLM has its own collective group in its process"},
+            divides=True,
             lowest_temperature=0.01,
             top_p=True,
+            narrows=True,
             libraries=("vllm", "transformers"),
-            install="pip install -e '.[vllm]' (Python >= 3.11)",
+            install="pip install -e '.[vllm]', or '.[vllm-gpu]' for GPUs (Python >= 3.11)",
         ),
         EngineRecord(
             name="control",

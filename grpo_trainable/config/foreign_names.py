@@ -73,8 +73,7 @@ _LOGS = (
 _DIRECTORY = "files are written to STORAGE/NAME, which --storage and --name set"
 _DATA = "save the data with Dataset.save_to_disk, and name the directory in task.train_file"
 _NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is an error"
-VLLM_ON_CPUS = "vLLM runs only on CPUs here; on a GPU, leave engine at its default"
-_VLLM_MEMORY = "vLLM runs only on CPUs here, and its KV cache has room for one call"
+_SLEEPS = "with placement=colocated, vLLM always sleeps while the learner trains"
 
 NOTHING_ALIKE = (
     trl("top_p", f"{_WHOLE_LAW}; eval.top_p is only for evaluations"),
@@ -96,8 +95,8 @@ NOTHING_ALIKE = (
     trl("sync_ref_model", "the reference is the policy before training, and never changes"),
     trl("deepspeed", "resources.learner_strategy=fsdp2 divides a policy among several learners"),
     trl("per_device_eval_batch_size", "an evaluation uses the same batch size as training"),
-    trl("vllm_gpu_memory_utilization", _VLLM_MEMORY),
-    verl("rollout.gpu_memory_utilization", _VLLM_MEMORY),
+    trl("vllm_enable_sleep_mode", _SLEEPS),
+    verl("rollout.free_cache_engine", _SLEEPS),
     trl(
         "load_in_4bit",
         "quantized models are not supported; to train adapters, set model.lora_rank",

@@ -143,8 +143,9 @@ class ModelSettings(Settings):
     )
     sampler_dtype: str = choice(
         ("float32", "bfloat16"),
-        "Precision in which policies of this package sample. `bfloat16` stores and multiplies "
-        "their matrices in bfloat16, so rounding makes their log-probs differ from the learner's.",
+        "Precision in which the engines torch and vllm sample. `bfloat16` stores and multiplies "
+        "the policy's matrices in bfloat16, so rounding makes log-probs differ from the learner's. "
+        "A model with model.dtype=bfloat16 samples in bfloat16 in any case.",
         read_if=OF_TEXT,
     )
     gradient_checkpointing: bool = flag(

@@ -18,11 +18,16 @@ from grpo_trainable.config.conditions import (
     at_least,
     one_of,
 )
-from grpo_trainable.config.foreign_names import verl
+from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.task import PROCESSES_OF_ITS_OWN, SCORED_APART
 from grpo_trainable.config.values import Settings, choice, flag, gpus, integer, number
 
 _SEVERAL_LEARNERS = at_least("resources.num_learners", 2)
+_SAMPLES_ON_GPU = Condition(
+    keys=("resources.generator_gpus", "resources.worker_gpus"),
+    needs="resources.generator_gpus > 0 or resources.worker_gpus > 0",
+    holds=lambda *gpus: any(gpus),
+)
 _HAS_REFERENCE = Condition(
     keys=("loss.kl_monitor", "loss.kl_coef"),
     needs="loss.kl_monitor=true or loss.kl_coef > 0",
@@ -51,7 +56,16 @@ class ResourceSettings(Settings):
         "num_generators.",
         minimum=0.01,
     )
-    generator_gpus: float = gpus(0.0, "GPUs of each generator.", read_if=DISAGGREGATED)
+    generator_gpus: float = gpus(
+        0.0,
+        "GPUs of each generator. With engine=vllm and 2 or more GPUs, vLLM divides the model among "
+        "them (tensor parallelism).",
+        read_if=DISAGGREGATED,
+        also_called=(
+            trl("vllm_tensor_parallel_size"),
+            verl("rollout.tensor_model_parallel_size"),
+        ),
+    )
     num_learners: int = integer(
         1,
         "Number of learner actors in a trial. The learners share the rows of each gradient step.",
@@ -93,6 +107,20 @@ class ResourceSettings(Settings):
         harmless=(1.9,),
     )
     worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.", read_if=COLOCATED)
+    vllm_memory_share: float | None = number(
+        None,
+        "Share of the memory of each of its GPUs that vLLM takes for weights, activations and KV "
+        "cache. Arriving weights, a reference and a colocated learner need memory beside it. "
+        "`none` means 0.8, or 0.4 with placement=colocated, times the share of the GPU that the "
+        "actor reserves.",
+        above=0,
+        maximum=1,
+        read_if=(one_of("engine", "vllm"), _SAMPLES_ON_GPU),
+        also_called=(
+            trl("vllm_gpu_memory_utilization"),
+            verl("rollout.gpu_memory_utilization"),
+        ),
+    )
     spread: str = choice(
         ("pack", "spread", "one_node_learners"),
         "Placement of a trial's actors on the nodes of a cluster. `pack` uses as few nodes as "
@@ -209,6 +237,15 @@ def sampling_gpus(config: Config) -> float:
     """Return the number of GPUs of a generator, or of the worker of a colocated trial."""
     r = config.resources
     return r.worker_gpus if config.placement == "colocated" else r.generator_gpus
+
+
+def vllm_memory_share(config: Config) -> float:
+    """Return the share of each GPU's memory that vLLM takes, on the GPUs of the sampling actor."""
+    given = config.resources.vllm_memory_share
+    if given is not None:
+        return given
+    usual = 0.4 if config.placement == "colocated" else 0.8
+    return round(usual * min(1.0, sampling_gpus(config) or 1.0), 4)
 
 
 def worker_cpus(config: Config) -> float:

@@ -30,7 +30,6 @@ from grpo_trainable.config.foreign_names import (
     LENGTH,
     MINIBATCHES,
     NO_PASSES,
-    VLLM_ON_CPUS,
     by_name,
     trl,
     verl,
@@ -151,7 +150,7 @@ class TrialSettings(Settings):
         "works.",
         what="Class",
         also_called=(
-            trl("use_vllm", VLLM_ON_CPUS, value="vllm", also=("placement=disaggregated",)),
+            trl("use_vllm", "on CPUs, vLLM also needs placement=disaggregated", value="vllm"),
             verl("rollout.name"),
         ),
     )
@@ -259,25 +258,19 @@ def engine_conflicts(config: Config) -> Iterator[Conflict]:
     # With engine=auto, the trial chooses an engine that supports these settings. So the conditions
     # that read the promises of a named engine leave `auto` out.
     record = engine_record(config.engine)
-    placement = record.refused_placements.get(config.placement)
-    transport = TRANSPORTS.get(config.transport)
-    lowest, gpus = record.lowest_temperature, config.resources.generator_gpus
-    sampler = config.model.sampler_dtype
+    refused = record.refused_transports.get(config.transport)
+    lowest, sampler = record.lowest_temperature, config.model.sampler_dtype
+    on_cpus = config.placement == "colocated" and not config.resources.worker_gpus
 
     yield (
-        placement is not None,
+        on_cpus and bool(record.apart_on_cpus),
         "engine",
-        f"does not work with placement={config.placement}: {placement}",
+        f"does not work with placement=colocated: {record.apart_on_cpus}",
     )
     yield (
-        bool(record.refuses_two_sided) and transport is not None and transport.two_sided,
+        refused is not None,
         "transport",
-        f"does not work with engine={config.engine}: {record.refuses_two_sided}; use auto",
-    )
-    yield (
-        gpus > 0 and not record.gpus,
-        "resources.generator_gpus",
-        f"must be 0 with engine={config.engine}, which samples on CPUs",
+        f"does not work with engine={config.engine}: {refused}; use auto",
     )
     yield (
         config.rollout.slots is not None and config.engine != "auto" and not record.queues,
@@ -287,7 +280,7 @@ def engine_conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         sampler != "float32" and config.engine != "auto" and not record.narrows,
         "model.sampler_dtype",
-        f"must be float32 with engine={config.engine}; bfloat16 needs engine=torch",
+        f"must be float32 with engine={config.engine}; bfloat16 needs engine=torch or vllm",
     )
     yield (
         sampler != "float32" and config.importance_cap is None and not config.corrects_itself,

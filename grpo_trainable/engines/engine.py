@@ -157,6 +157,15 @@ class EarningEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class SleepingEngine(Protocol):
+    """An engine that can release its GPU memory while a learner in its process trains."""
+
+    def sleep(self) -> None:
+        """Release the GPU memory until the next call of `load` or `generate`."""
+        ...
+
+
 def build_engine(setup: EngineSetup) -> Engine:
     """Build the configured engine, one of `ENGINES` or a user-defined one, resolving `auto`.
 

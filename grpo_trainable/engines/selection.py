@@ -13,6 +13,8 @@ from grpo_trainable.config.engine_catalog import (
     PolicyKind,
     engine_record,
 )
+from grpo_trainable.config.resources import sampling_gpus
+from grpo_trainable.models.directory import policy_shape
 from grpo_trainable.models.hf.attention_limits import attention_limit
 from grpo_trainable.models.hf.files import local_directory
 from grpo_trainable.models.hf.json_files import is_hugging_face
@@ -47,13 +49,15 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
         raise ValueError(
             f"model.sampler_dtype={config.model.sampler_dtype}: {record.name}, which samples from "
             f"model.path={config.model.path or 'none'}, always uses the precision of model.dtype; "
-            "use a policy of this package with engine=torch"
+            "use engine=vllm, or a policy of this package with engine=torch"
         )
     if config.rollout.overlong == "interrupt" and not record.interrupts:
         raise ValueError(
             f"rollout.overlong=interrupt: {record.name} cannot insert text into a response; use "
             "engine=torch or hf"
         )
+    if record.divides and sampling_gpus(config) > 1:
+        _refuse_uneven_heads(config)
     missing = record.missing()
     if missing is not None:
         raise ValueError(f"engine={config.engine}: {missing}")
@@ -89,6 +93,21 @@ def _refuse_limited_attention(config: GRPOConfig) -> None:
         raise ValueError(
             f"env.name={config.env.name}: some layers of model.path={path} do not attend to all "
             f"earlier tokens ({limit}); choose a model whose layers all do"
+        )
+
+
+def _refuse_uneven_heads(config: GRPOConfig) -> None:
+    """Check that the GPUs of a generator can share the attention heads of the model equally.
+
+    Raises:
+        ValueError: They cannot. The message is one line.
+    """
+    gpus, heads = int(sampling_gpus(config)), policy_shape(config.model).heads
+    if heads is not None and heads % gpus:
+        key = "worker_gpus" if config.placement == "colocated" else "generator_gpus"
+        raise ValueError(
+            f"resources.{key}={gpus}: engine={config.engine} divides the {heads} attention heads "
+            f"of the model equally among the GPUs of a generator; use a divisor of {heads}"
         )
 
 

@@ -14,7 +14,13 @@ import torch
 
 from grpo_trainable.config import GRPOConfig, resources, threads
 from grpo_trainable.engines.checks import check_groups, check_load, check_played
-from grpo_trainable.engines.engine import EarningEngine, EngineSetup, PlayingEngine, build_engine
+from grpo_trainable.engines.engine import (
+    EarningEngine,
+    EngineSetup,
+    PlayingEngine,
+    SleepingEngine,
+    build_engine,
+)
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.generator.episodes import EpisodePlayer
 from grpo_trainable.generator.scorer import make_scorer
@@ -357,6 +363,11 @@ class Generator:
     def progress(self) -> int:
         """Return a count that changes with each token and each reward."""
         return steps_done()
+
+    def sleep(self) -> None:
+        """Let the engine release its GPU memory until its next call, if it can."""
+        if isinstance(self.engine, SleepingEngine):
+            self.engine.sleep()
 
     def close(self) -> None:
         """Close the scorer, the environments and the receiver."""

@@ -178,7 +178,9 @@ def policy_shape(model: PolicySettings) -> PolicyShape:
     if directory is not None and is_hugging_face(directory):
         return hf_directory.read_shape(directory)
     config = PRESETS[model.preset] if directory is None else read_config(directory)
-    return PolicyShape(context_length=config.context_length, vocab_size=config.vocab_size)
+    return PolicyShape(
+        context_length=config.context_length, vocab_size=config.vocab_size, heads=config.num_heads
+    )
 
 
 def policy_tokenizer(model: PolicySettings) -> Tokenizer:

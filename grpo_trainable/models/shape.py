@@ -74,7 +74,8 @@ class PolicySettings(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyShape:
-    """The limits that a policy sets for prompts and sampled tokens."""
+    """Sizes of a policy that limit prompts, sampled tokens and the number of GPUs."""
 
     context_length: int  # maximum tokens of a prompt plus its response
     vocab_size: int
+    heads: int | None = None  # attention heads of a layer; None if not known

@@ -312,7 +312,7 @@ def test_weights_that_do_not_fill_the_model_are_refused(model_path):
 
 def test_a_head_that_no_weights_reach_is_noticed(model_path, monkeypatch):
     # Without our overrides, vLLM keeps the packed copy of a tied head's first weights.
-    monkeypatch.setattr(build, "_overrides", lambda config: {})
+    monkeypatch.setattr(build, "_overrides", lambda config, dtype: {})
     monkeypatch.setattr(transfer, "untied", dict)
     with pytest.raises(EngineError, match=r"version 0 have no value for lm_head\.weight of vLLM's"):
         engine_of(model_path("qwen2", True))
@@ -387,6 +387,64 @@ def test_keeping_the_cache_every_token_has_the_log_prob_of_a_replay(model_path):
             expected = replayed(request, response, model_path)
             recorded = group.behaviour_log_probs[row][mask].tolist()
             assert recorded == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen2", True)])
+def test_a_model_divided_among_two_processes_gets_every_snapshot(
+    model_path, monkeypatch, family, tied
+):
+    """On GPUs, each process has its own GPU. On CPUs, the processes share the cores."""
+    monkeypatch.setattr(build, "_workers", lambda setup: 2)
+    shape = {"num_key_value_heads": 2}
+    sampler = engine_of(model_path(family, tied, **shape))
+    assert_agree(policy_of(model_path(family, tied, **shape)), generated(sampler, requests()))
+    other = model_path(family, tied, seed=1, **shape)
+    sampler.load(snapshot(other, version=1))
+    groups = generated(sampler, requests())
+    assert set(torch.cat([g.token_versions[g.response_mask] for g in groups]).tolist()) == {1}
+    assert_agree(policy_of(other), groups)
+    torn = snapshot(model_path(family, tied, seed=2, **shape), version=2)
+    torn.tensors["model.layers.1.mlp.up_proj.weight"][3, 3] += 1
+    with pytest.raises(RuntimeError, match="weights version 2 arrived corrupted"):
+        sampler.load(torn)
+    assert_agree(policy_of(other), generated(sampler, requests()))
+
+
+def test_after_sleep_it_samples_the_same_and_takes_new_weights(model_path):
+    """On CPUs, vLLM keeps its memory while it sleeps, but refuses to sample until it wakes."""
+    sampler = engine_of(model_path())
+    whole = generated(sampler, requests())
+    sampler.sleep()
+    sampler.sleep()
+    assert sampler.llm.llm_engine.is_sleeping()
+    assert_same_responses(whole, generated(sampler, requests()))
+    sampler.sleep()
+    other = model_path(seed=1)
+    sampler.load(snapshot(other, version=1))
+    assert not sampler.llm.llm_engine.is_sleeping()
+    assert_agree(policy_of(other), generated(sampler, requests()))
+
+
+@pytest.mark.parametrize("path", [None, "qwen2"])
+def test_a_float32_model_is_sampled_in_bfloat16(model_path, path):
+    path = path and model_path(path)
+    model = {"sampler_dtype": "bfloat16"}
+    usual = {"max_new_tokens": 60, "temperature": 0.8} if path is None else {}
+    sampler = engine_of(path, model=model, rollout=usual)
+    assert sampler.llm.llm_engine.vllm_config.model_config.dtype == torch.bfloat16
+    limits = replace(LIMITS, temperature=1.0)
+    recorded, learner = recorded_and_scored(
+        policy_of(path), generated(sampler, requests(limits)), limits
+    )
+    assert 0 < (recorded - learner).abs().mean() < 0.1
+
+
+def test_vllm_for_cpus_is_refused_for_a_generator_with_a_gpu(model_path):
+    path = model_path()
+    config = config_of(path, resources={"generator_gpus": 1})
+    setup = EngineSetup(config=config, tokenizer=read_tokenizer(path), device=torch.device("cuda"))
+    with pytest.raises(EngineError, match="a GPU is reserved for sampling, but the installed vLLM"):
+        build_engine(setup)
 
 
 class Eavesdropper:

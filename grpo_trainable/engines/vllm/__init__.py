@@ -1,1 +1,1 @@
-"""The engine vLLM (extra `vllm`)."""
+"""The engine vLLM (extra `vllm`, or `vllm-gpu` for GPUs)."""

@@ -15,8 +15,12 @@ from grpo_trainable.config import GRPOConfig, resources, schedule, threads
 from grpo_trainable.engines.agreement import probes, refuse_disagreement
 from grpo_trainable.engines.engine import EngineSetup
 from grpo_trainable.engines.vllm.engine import VLLMEngine
-from grpo_trainable.engines.vllm.process import CacheShape, import_vllm, start_llm
-from grpo_trainable.engines.vllm.transfer import BACKEND, register_backend
+from grpo_trainable.engines.vllm.process import (
+    CacheShape,
+    import_vllm,
+    llm_arguments,
+    start_llm,
+)
 from grpo_trainable.models.directory import policy_directory
 from grpo_trainable.models.hf.llama import llama_config, llama_tensors
 from grpo_trainable.models.policy import Policy
@@ -36,24 +40,29 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
     """Build the engine of a trial, and compare it with the policy that its config names.
 
     Raises:
-        ValueError: vLLM cannot be imported, does not know the model, or computes log-probs
-            that differ from the policy's. The message is one line.
+        ValueError: vLLM cannot be imported, is built for another device, does not know the model,
+            or computes log-probs that differ from the policy's. The message is one line.
     """
-    config, tokenizer = setup.config, setup.tokenizer
-    import_vllm(threads(resources.generator_cpus(config)))
-    register_backend()
+    config, tokenizer, device = setup.config, setup.tokenizer, setup.device.type
+    import_vllm(threads(resources.generator_cpus(config)), device)
     policy, _ = build_policy(config.model, config.seed)
+    dtype = "bfloat16" if config.model.sampler_dtype == "bfloat16" else config.model.dtype
+    workers = _workers(setup)
     prompts = Prompts(config, build_task(config), tokenizer)
     longest, rows = _longest(config, prompts), schedule.most_rows(config)
     with tempfile.TemporaryDirectory() as written:
         llm = start_llm(
-            _directory(config, policy, tokenizer, Path(written)),
-            backend=BACKEND,
-            dtype=config.model.dtype,
-            longest=longest,
-            rows=rows,
-            cache=_cache_shape(policy),
-            overrides=_overrides(config),
+            **llm_arguments(
+                _directory(config, policy, tokenizer, Path(written)),
+                dtype=dtype,
+                longest=longest,
+                rows=rows,
+                cache=_cache_shape(policy, getattr(torch, dtype)),
+                overrides=_overrides(config, dtype),
+                workers=workers,
+                gpu_share=resources.vllm_memory_share(config) if device == "cuda" else None,
+                sleeps=config.placement == "colocated",
+            )
         )
     engine = VLLMEngine(
         llm,
@@ -64,12 +73,28 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
         rows=rows,
         seed=config.seed,
         recompute=config.weight_update == "interrupt_recompute",
+        workers=workers,
     )
     engine.load(_snapshot(policy))
     limits = prompts.request("train", 0).limits
     requests = probes(limits, policy.vocab_size, longest)
-    refuse_disagreement(engine, policy, requests, tokenizer.pad_id)
+    precision = getattr(torch, dtype)
+    refuse_disagreement(engine, policy, requests, tokenizer.pad_id, precision=precision)
     return engine
+
+
+def _workers(setup: EngineSetup) -> int:
+    """Return the number of GPUs that vLLM divides the model among, or 1 on CPUs.
+
+    Raises:
+        ValueError: This process sees too few GPUs. The message is one line.
+    """
+    if setup.device.type != "cuda":
+        return 1
+    reserved, seen = max(1, int(resources.sampling_gpus(setup.config))), torch.cuda.device_count()
+    if seen < reserved:
+        raise ValueError(f"{reserved} GPUs are reserved for sampling, but torch sees {seen}")
+    return reserved
 
 
 def _snapshot(policy: Policy) -> PolicyWeights:
@@ -104,16 +129,15 @@ def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written
     return str(written)
 
 
-def _overrides(config: GRPOConfig) -> dict[str, Any]:
-    """Return the entries that override those of config.json in vLLM."""
-    model = config.model
+def _overrides(config: GRPOConfig, dtype: str) -> dict[str, Any]:
+    """Return the entries that override those of config.json in vLLM, which computes in `dtype`."""
     untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `transfer.untied`
-    wide = model.dtype == "bfloat16" and model.head_fp32
+    wide = dtype == "bfloat16" and config.model.head_fp32
     return untie | ({"head_dtype": "float32"} if wide else {})
 
 
-def _cache_shape(policy: Policy) -> CacheShape:
-    itemsize = policy.head_weight.dtype.itemsize
+def _cache_shape(policy: Policy, dtype: torch.dtype) -> CacheShape:
+    itemsize = dtype.itemsize
     if isinstance(policy, TransformerLM):
         c = policy.config
         return CacheShape(

@@ -1,4 +1,4 @@
-"""The engine vLLM (extra `vllm`), which samples in this process, token by token.
+"""The engine vLLM (extra `vllm` or `vllm-gpu`), which samples token by token.
 
 Random draws use the same keys as in the other engines, but vLLM's rounding depends on which rows
 are computed together. So this engine promises neither identical bits when a call is repeated, nor
@@ -53,6 +53,7 @@ class VLLMEngine:
         rows: int,
         seed: int,
         recompute: bool = False,
+        workers: int = 1,
     ) -> None:
         """Build an engine around `llm`.
 
@@ -65,6 +66,7 @@ class VLLMEngine:
             rows: Maximum number of rows that are sampled together.
             seed: Seed of all draws.
             recompute: Recompute the KV cache when weights arrive in the middle of a call.
+            workers: Number of devices that vLLM has divided the model among.
         """
         self.llm = llm
         self._engine = llm.llm_engine
@@ -75,6 +77,8 @@ class VLLMEngine:
         self._rows = rows
         self._seed = seed
         self._recompute = recompute
+        self._workers = workers
+        self._asleep = False
         self._keys = map(str, count())
         self._running: dict[str, _Row] = {}  # rows by their keys in vLLM
         self._loads = 0
@@ -98,7 +102,8 @@ class VLLMEngine:
         Raises:
             RuntimeError: The snapshot arrived corrupted, or lacks a tensor of the model.
         """
-        send_weights(self.llm, weights, self._renamed)
+        self._wake()
+        send_weights(self.llm, weights, self._renamed, leaves_process=self._workers > 1)
         self._version, self._round = weights.version, weights.round
         self._loads += 1
         if self._recompute or not self._running:
@@ -108,6 +113,21 @@ class VLLMEngine:
         """Drop the KV cache of older weights. Running rows recompute their parts of the cache."""
         if not self._engine.reset_prefix_cache(reset_running_requests=bool(self._running)):
             raise EngineError("engine=vllm: the KV cache of older weights could not be dropped")
+
+    def sleep(self) -> None:
+        """Release the GPU memory until the next call of `load` or `generate`.
+
+        vLLM moves its weights to main memory and drops its KV cache.
+        """
+        if not self._asleep:
+            self.llm.sleep(level=1)
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
+            torch.cuda.empty_cache()  # the memory that the learner has freed
+            self.llm.wake_up()
+            self._asleep = False
 
     # ---- Sampling ----------------------------------------------------------------------------
 
@@ -124,6 +144,7 @@ class VLLMEngine:
         """
         limits = common_limits(requests)
         self._refuse_too_long(requests, limits)
+        self._wake()
         stops = stops_of(limits.stop_strings, self._tokenizer, self._vocab_size, CPU)
         groups = [
             [_Row(request=request, response=g) for g in range(request.group_size)]

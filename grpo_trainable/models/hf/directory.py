@@ -36,10 +36,10 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json
 
 
 def read_shape(directory: Path) -> PolicyShape:
-    """Read the length of the context and the size of the head's vocabulary.
+    """Read the length of the context, the size of the vocabulary and the number of heads.
 
     Raises:
-        ValueError: config.json lacks one of these numbers. The message is one line.
+        ValueError: config.json lacks one of the first two. The message is one line.
     """
     config = text_config(directory)
     length = context_length(config)
@@ -49,7 +49,12 @@ def read_shape(directory: Path) -> PolicyShape:
         )
     if not is_count(config.get("vocab_size")):
         raise ValueError(f"{directory / 'config.json'}: no vocab_size")
-    return PolicyShape(context_length=length, vocab_size=config["vocab_size"])
+    heads = config.get("num_attention_heads")
+    return PolicyShape(
+        context_length=length,
+        vocab_size=config["vocab_size"],
+        heads=heads if is_count(heads) else None,
+    )
 
 
 def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:

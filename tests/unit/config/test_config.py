@@ -228,6 +228,7 @@ DEFAULTS = {
         "learner_gpus": 0.0,
         "worker_cpus": 0.95,
         "worker_gpus": 0.0,
+        "vllm_memory_share": None,
         "spread": "pack",
         "reward_workers": 1,
         "reward_cpus": 0.0,
@@ -674,9 +675,9 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
         ),
         (
             nested(engine="vllm"),
-            "engine=vllm: does not work with placement=colocated: vLLM fixes the number of threads "
-            "of its process, so the learner of a colocated worker would have to train with that "
-            "number of threads",
+            "engine=vllm: does not work with placement=colocated: on CPUs, vLLM fixes the number "
+            "of threads of its process, so the learner of a colocated worker would have to train "
+            "with that number of threads",
         ),
         (
             APART | nested(engine="vllm", transport="gloo"),
@@ -684,8 +685,9 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             "its process; use auto",
         ),
         (
-            APART | nested(engine="vllm", resources__generator_gpus=1),
-            "resources.generator_gpus=1.0: must be 0 with engine=vllm, which samples on CPUs",
+            nested(engine="hf", model__path="m", model__sampler_dtype="bfloat16"),
+            "model.sampler_dtype=bfloat16: must be float32 with engine=hf; bfloat16 needs "
+            "engine=torch or vllm",
         ),
         (
             nested(engine="my:Engine", eval__top_p=0.9),
@@ -1029,6 +1031,18 @@ def test_k1_is_no_estimator_of_the_loss_and_what_the_error_advises_is_valid():
         APART | nested(transport="my_transport.py:FILES"),
         nested(engine="my_engine.py:GreedyEvaluation"),
         APART | nested(engine="vllm", transport="shm", eval__temperature=0, eval__samples=1),
+        APART | nested(engine="vllm", model__sampler_dtype="bfloat16"),
+        nested(engine="vllm", resources__worker_gpus=1),
+        *(
+            APART
+            | nested(
+                engine="vllm",
+                transport=transport,
+                resources__generator_gpus=gpus,
+                resources__learner_gpus=gpus,
+            )
+            for transport, gpus in (("auto", 1), ("auto", 2), ("nccl", 1), ("cuda_ipc", 0.5))
+        ),
         nested(loss__type="no_baseline", loss__advantage="none", rollout__group_size=1),
         *(
             nested(loss__type=loss, loss__advantage=advantage, rollout__group_size=1)

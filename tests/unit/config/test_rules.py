@@ -514,6 +514,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         "resources.learner_strategy=replicated",
         {**APART, "resources.num_learners": 2},
     ),
+    "resources.vllm_memory_share": (
+        0.5,
+        {**APART, "engine": "vllm"},
+        "resources.generator_gpus=0.0 and resources.worker_gpus=0.0",
+        "resources.generator_gpus > 0 or resources.worker_gpus > 0",
+        {**APART, "engine": "vllm", "resources.generator_gpus": 1.0},
+    ),
     **{
         f"resources.{name}": (value, APART, "placement=disaggregated", "placement=colocated", {})
         for name, value in (("worker_cpus", 2.0), ("worker_gpus", 0.5))

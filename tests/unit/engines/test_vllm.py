@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
+from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.config.engine_catalog import ENGINES
-from grpo_trainable.engines.vllm.process import CacheShape
-from grpo_trainable.engines.vllm.transfer import load_snapshot, untied
+from grpo_trainable.engines.engine import EngineSetup
+from grpo_trainable.engines.selection import chosen_engine
+from grpo_trainable.engines.vllm.build import _workers
+from grpo_trainable.engines.vllm.process import (
+    EXTENSION,
+    CacheShape,
+    llm_arguments,
+    refuse_other_build,
+)
+from grpo_trainable.engines.vllm.transfer import load_snapshot, send_weights, untied
+from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.models.sampling import response_seed
 from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
@@ -30,6 +43,22 @@ class Model:
         return set(self.got) & set(self._names)
 
 
+class Updates:
+    """A vLLM that records the calls of its weight-transfer API."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def start_weight_update(self) -> None:
+        self.sent.append("start")
+
+    def update_weights(self, request: Any) -> None:
+        self.sent.append(request["update_info"])
+
+    def finish_weight_update(self, weight_version: str) -> None:
+        self.sent.append(weight_version)
+
+
 def snapshot(**changes) -> PolicyWeights:
     values = {"version": 3, "round": 1, "checksum": storage_checksum(TENSORS), "tensors": TENSORS}
     return PolicyWeights(**{**values, **changes})
@@ -49,10 +78,113 @@ def test_a_tied_head_is_sent_as_one_of_its_own():
 
 
 def test_torn_weights_and_weights_with_a_gap_are_refused():
+    llm = Updates()
     with pytest.raises(RuntimeError, match="weights version 3 arrived corrupted: checksum"):
-        load_snapshot(Model(*TENSORS), snapshot(checksum="0" * 16), dict)
+        send_weights(llm, snapshot(checksum="0" * 16), dict)  # pyright: ignore
+    assert llm.sent == []
     with pytest.raises(RuntimeError, match=r"weights version 3 have no value for model\.more"):
         load_snapshot(Model(*TENSORS, "model.more"), snapshot(), dict)
+
+
+@pytest.mark.parametrize("leaves_process", [False, True])
+def test_weights_go_through_vllms_weight_transfer_api(leaves_process):
+    llm, weights = Updates(), snapshot()
+    send_weights(llm, weights, dict, leaves_process=leaves_process)  # pyright: ignore
+    begun, update, version = llm.sent
+    assert (begun, version, update["renamed"]) == ("start", "3", dict)
+    assert (update["weights"] is weights) == (not leaves_process)
+    assert all(tensor.device.type == "cpu" for tensor in update["weights"].tensors.values())
+
+
+# ---- On GPUs -----------------------------------------------------------------------------------
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+ARGUMENTS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "longest": 100,
+    "rows": 8,
+    "cache": CacheShape(layers=4, heads=2, head_dim=32, itemsize=2),
+    "overrides": {},
+}
+
+
+def setup_of(device: torch.device, **settings: Any) -> EngineSetup:
+    apart = {"placement": "disaggregated", "engine": "vllm"}
+    config = GRPOConfig.from_dict(apart | settings)
+    return EngineSetup(config=config, tokenizer=policy_tokenizer(config.model), device=device)
+
+
+def test_arguments_on_a_gpu_and_on_cpus_differ_only_in_memory_graphs_and_parallelism():
+    on_cpus = llm_arguments("model", **ARGUMENTS)
+    on_gpus = llm_arguments("model", **ARGUMENTS, workers=2, gpu_share=0.8, sleeps=True)
+    only_cpus = {"block_size", "kv_cache_memory_bytes", "enforce_eager"}
+    assert on_cpus.keys() - on_gpus.keys() == only_cpus
+    differing = {key for key in on_gpus if on_gpus[key] != on_cpus.get(key)}
+    assert {key: on_gpus[key] for key in differing} == {
+        "gpu_memory_utilization": 0.8,
+        "enable_sleep_mode": True,
+        "tensor_parallel_size": 2,
+        "distributed_executor_backend": "mp",
+    }
+    assert on_cpus["distributed_executor_backend"] == "uni"
+    assert on_gpus["dtype"] == "bfloat16"
+    assert on_gpus["worker_extension_cls"] == EXTENSION
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"resources": {"generator_gpus": 1}}, 0.8),
+        ({"resources": {"generator_gpus": 2}}, 0.8),
+        ({"resources": {"generator_gpus": 0.5}}, 0.4),
+        ({"placement": "colocated", "resources": {"worker_gpus": 1}}, 0.4),
+        ({"placement": "colocated", "resources": {"worker_gpus": 0.5}}, 0.2),
+        ({"resources": {"generator_gpus": 0.5, "vllm_memory_share": 0.3}}, 0.3),
+        ({}, 0.8),  # `launch/evaluate.py --device cuda`, for a trial that sampled on CPUs
+    ],
+)
+def test_vllm_takes_the_share_of_memory_that_its_actor_reserves(settings, share):
+    assert resources.vllm_memory_share(setup_of(CUDA, **settings).config) == share
+
+
+def test_the_model_is_divided_among_the_gpus_of_a_generator(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for gpus, workers in ((0.5, 1), (1, 1), (2, 2)):
+        assert _workers(setup_of(CUDA, resources={"generator_gpus": gpus})) == workers
+    assert _workers(setup_of(CPU, resources={"generator_gpus": 2})) == 1
+    with pytest.raises(ValueError, match=r"^4 GPUs are reserved for sampling, but torch sees 2$"):
+        _workers(setup_of(CUDA, resources={"generator_gpus": 4}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"resources": {"generator_gpus": 3}}, "generator_gpus"),
+        ({"placement": "colocated", "resources": {"worker_gpus": 3}}, "worker_gpus"),
+    ],
+)
+def test_gpus_that_cannot_share_the_heads_equally_are_refused_before_the_start(
+    monkeypatch, settings, key
+):
+    installed = replace(ENGINES["vllm"], libraries=())
+    monkeypatch.setitem(ENGINES, "vllm", installed)
+    with pytest.raises(ValueError, match=rf"^resources\.{key}=3: .* the 4 attention heads") as told:
+        chosen_engine(setup_of(CUDA, **settings).config)
+    assert str(told.value).endswith("use a divisor of 4")
+    assert chosen_engine(setup_of(CUDA, resources={"generator_gpus": 2}).config) is installed
+
+
+@pytest.mark.parametrize(
+    ("built_for", "device", "told"),
+    [
+        ("cpu", "cuda", r"samples on cpu; in .* run: pip install -e '\.\[vllm-gpu\]'$"),
+        ("cuda", "cpu", r"samples on cuda, but no GPU .* resources\.generator_gpus=1, or install"),
+    ],
+)
+def test_vllm_of_another_device_is_refused(built_for, device, told):
+    refuse_other_build(device, device)
+    with pytest.raises(ValueError, match=told):
+        refuse_other_build(built_for, device)
 
 
 def test_the_cache_holds_whole_blocks_of_every_row():

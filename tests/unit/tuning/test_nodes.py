@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import ConfigError, GRPOConfig, resources
 from grpo_trainable.config.placement import room_beside
-from tuning.nodes import at_once, check_resources, total
+from tuning.nodes import at_once, check_resources, this_machine, total
 
 
 def cpus(*counts: float) -> list[dict[str, float]]:
@@ -95,6 +98,19 @@ def test_a_trial_that_needs_more_than_there_is_is_told_how_much():
 def test_one_gpu_is_not_called_gpus():
     with pytest.raises(UsageError, match=r"needs 1 GPU, but this machine has 0; lower"):
         check_resources([trial(learner_gpus=1)], cpus(2), "this machine")
+
+
+def test_a_generator_of_vllm_fits_on_a_machine_that_claims_a_gpu(monkeypatch):
+    def sampled(gpus: float) -> list[GRPOConfig]:
+        return [replace(trial(generator_gpus=gpus), engine="vllm")]
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    (machine,) = this_machine(sampled(1))
+    assert machine["GPU"] == 1
+    nodes = [{**machine, "CPU": 3.0}]
+    check_resources(sampled(1), nodes, "this machine")
+    with pytest.raises(UsageError, match=r"needs 2 GPUs, but this machine has 1; lower"):
+        check_resources(sampled(2), nodes, "this machine")
 
 
 def test_more_learners_than_cpus_are_refused():
