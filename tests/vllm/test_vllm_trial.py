@@ -70,7 +70,7 @@ def test_the_correction_of_the_default_shows_and_can_be_turned_off(tmp_path):
     [
         (
             (),
-            "engine=vllm: does not work with placement=colocated: vLLM fixes the number of threads",
+            "engine=vllm: does not work with placement=colocated: on CPUs, vLLM fixes the number",
         ),
         (("arm=sync", "transport=gloo"), "transport=gloo: does not work with engine=vllm: "),
     ],

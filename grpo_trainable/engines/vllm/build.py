@@ -47,6 +47,7 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
     import_vllm(threads(resources.generator_cpus(config)), device)
     policy, _ = build_policy(config.model, config.seed)
     dtype = "bfloat16" if config.model.sampler_dtype == "bfloat16" else config.model.dtype
+    precision: torch.dtype = getattr(torch, dtype)
     workers = _workers(setup)
     prompts = Prompts(config, build_task(config), tokenizer)
     longest, rows = _longest(config, prompts), schedule.most_rows(config)
@@ -57,7 +58,7 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
                 dtype=dtype,
                 longest=longest,
                 rows=rows,
-                cache=_cache_shape(policy, getattr(torch, dtype)),
+                cache=_cache_shape(policy, precision),
                 overrides=_overrides(config, dtype),
                 workers=workers,
                 gpu_share=resources.vllm_memory_share(config) if device == "cuda" else None,
@@ -78,7 +79,6 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
     engine.load(_snapshot(policy))
     limits = prompts.request("train", 0).limits
     requests = probes(limits, policy.vocab_size, longest)
-    precision = getattr(torch, dtype)
     refuse_disagreement(engine, policy, requests, tokenizer.pad_id, precision=precision)
     return engine
 

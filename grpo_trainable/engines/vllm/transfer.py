@@ -3,7 +3,7 @@
 Any of our transports may have delivered a snapshot to this process, in main memory or on a GPU. If
 vLLM's model is in this process too, the model reads the tensors where they are. Otherwise vLLM's
 own queue carries them to the worker processes, through main memory. `worker.py` is the receiving
-end. Neither needs a disk or a second process group.
+end. The transfer needs neither a disk nor a second process group.
 """
 
 from __future__ import annotations

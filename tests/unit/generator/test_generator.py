@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
@@ -508,6 +508,48 @@ def test_colocated_is_both_roles_with_weights_of_its_own_for_sampling() -> None:
     assert other.load(other.publish().handle).version == 1
     worker.close()
     other.close()
+
+
+class Sleeper:
+    """An engine that records when it sleeps, among other calls of a worker."""
+
+    def __init__(self, engine: Any, calls: list[str]) -> None:
+        self._engine = engine
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("load", "generate"):
+            self._calls.append(name)
+        return getattr(self._engine, name)
+
+    def sleep(self) -> None:
+        self._calls.append("sleep")
+
+
+@pytest.mark.slow
+def test_an_engine_that_can_sleeps_while_the_learner_of_its_worker_works(monkeypatch) -> None:
+    calls: list[str] = []
+
+    def recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            calls.append(name)
+            return function(*args)
+
+        return call
+
+    build = generator.build_engine
+    monkeypatch.setattr(generator, "build_engine", lambda setup: Sleeper(build(setup), calls))
+    for name in ("__init__", "warm_up", "update"):
+        monkeypatch.setattr(Learner, name, recorded(f"learner.{name}", getattr(Learner, name)))
+    config = config_of()
+    worker = Colocated(config, InProcess())
+    worker.warm_up(requests_of(config, "train", [0]), 8)
+    worker.load(worker.publish().handle)
+    worker.update([worker.generate(requests_of(config, "train", range(4))).groups])
+    worker.close()
+    learner = [n for n, name in enumerate(calls) if name.startswith("learner")]
+    assert len(learner) == 3
+    assert [calls[n - 1] for n in learner] == ["sleep"] * 3
 
 
 @pytest.mark.slow
