@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpo_trainable.config import GRPOConfig, schedule
+from grpo_trainable.config.engine_catalog import engine_record
 from grpo_trainable.config.resources import sampling_gpus
 from grpo_trainable.config.reward_kinds import MODEL, models_in
 from grpo_trainable.models.directory import policy_directory, read_config
@@ -310,6 +311,8 @@ class _Trial:
 
     def sampling(self) -> list[Part]:
         """Return the parts that one sampling call needs: KV cache, logits and probabilities."""
+        if engine_record(self.config.engine).fits_cache and sampling_gpus(self.config):
+            return []
         rows, size = schedule.most_rows(self.config), self.size
         # Without slots, the cache has one place per row. With slots, it consists of shelves of
         # different lengths (`models/shelved_cache.py`). A slot has a place on every shelf, and the

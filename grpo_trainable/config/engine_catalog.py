@@ -43,6 +43,7 @@ class EngineRecord:
     # Transports that the engine does not support, each with the reason.
     refused_transports: Mapping[str, str] = field(default_factory=dict)
     divides: bool = False  # True: divides a model among the GPUs of a generator
+    fits_cache: bool = False  # True: on GPUs, the KV cache takes the memory that is left
     # Lowest valid temperature above 0. At temperature 0, an engine chooses the most likely token.
     lowest_temperature: float = 0.0
     top_p: bool = False  # True: supports `eval.top_p`
@@ -103,6 +104,7 @@ ENGINES: dict[str, EngineRecord] = {
             "learner of a colocated worker would have to train with that number of threads",
             refused_transports={"gloo": "vLLM has its own collective group in its process"},
             divides=True,
+            fits_cache=True,
             lowest_temperature=0.01,
             top_p=True,
             narrows=True,

@@ -191,6 +191,14 @@ def test_a_checkpoint_goes_through_main_memory_to_a_gpu():
     assert parts(trial).get("checkpoint", 0) == 0
 
 
+def test_the_cache_of_vllm_fits_into_its_share_of_a_gpu():
+    apart = {"placement": "disaggregated", "engine": "vllm"}
+    on_cpus, on_gpus = (parts(config(**apart, resources={"generator_gpus": n})) for n in (0, 1))
+    missing = {"KV cache", "sampling logits"}
+    assert on_cpus.keys() - on_gpus.keys() == missing
+    assert {what: on_cpus[what] for what in on_gpus} == on_gpus
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
