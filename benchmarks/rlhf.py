@@ -23,7 +23,7 @@ from measure import ROOT, parser_of, provenance, read, run_benchmark, same_run, 
 
 PAGE = ROOT / "docs" / "howto" / "rlhf.md"
 BLOCK = re.compile(
-    r'^(?:```python title="(.+)"|<!-- not run: .+ -->\n```bash)\n(.*?)^```$',
+    r'^(?:```python title="([^"]+)"|<!-- not run: [^\n]+ -->\n```bash)\n(.*?)^```$',
     re.MULTILINE | re.DOTALL,
 )
 STAGES = (
