@@ -46,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: tables evidence campaigns test-ray test-oldest-ray $(TEST_RAY)
 .PHONY: test-processors test-processors-restricted
 .PHONY: bench bench-startup bench-peers bench-trials bench-faults
-.PHONY: bench-off-policy bench-real-model
+.PHONY: bench-off-policy bench-real-model bench-rlhf
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-28s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -118,7 +118,6 @@ unit: $(READY) ## Run the quick unit tests (30 seconds).
 
 bench: $(READY) ## Measure the parts of a step, and how they scale.
 	$(BIN)/python benchmarks/micro.py $(ARGS)
-	$(BIN)/python benchmarks/scale.py
 
 # ARGS="--baseline DIRECTORY" also measures another checkout, alternating with this one.
 bench-startup: $(READY) ## Measure the time to the first finished round (30 seconds per repeat).
@@ -154,6 +153,10 @@ campaigns: $(READY) ## Answer questions that take hours, slice by slice.
 # After an interruption, the same command continues.
 bench-real-model: $(READY_VLLM) .venv-trl/.ready ## Train a real model here and in TRL (90 minutes).
 	$(VLLM)/python benchmarks/real_model.py $(ARGS)
+
+# After an interruption, the same command continues.
+bench-rlhf: $(READY_EXTRAS) ## Walk from preferences to policies with three seeds (an hour).
+	$(BIN)/python benchmarks/rlhf.py $(ARGS)
 
 bench-peers: $(READY) .venv-trl/.ready ## Time a step here and in TRL, in turn (ten minutes).
 	$(BIN)/python benchmarks/peers.py $(ARGS)

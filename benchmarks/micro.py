@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -407,7 +406,7 @@ def monitor(args: argparse.Namespace) -> dict[str, Any]:
     result of each finished seed is kept, so an interrupted comparison continues with the next seed.
     """
     kept = measure.read(args.out).get("monitor", {})
-    origin = {**measure.provenance(args), "claim": CLAIMS["monitor"].says, "rounds": args.rounds}
+    origin = {**measure.provenance(args), "claim": CLAIMS["monitor"], "rounds": args.rounds}
     by_seed = kept.get("by_seed", {}) if measure.same_run(kept, origin, "rounds", "seed") else {}
     for seed in range(args.seed, args.seed + args.seeds):
         if str(seed) not in by_seed:
@@ -469,31 +468,71 @@ def compared_monitors(rounds: int, seed: int) -> dict[str, Any]:
     return {"agreement": agreement, "reference_share": share}
 
 
+# ---- scale: the work of the trial's process with more generators -----------------------------
+
+CHUNKS = 512  # number of chunks in a repeat: four per generator and round, of one prompt each
+WARM_UP, SPARE = 2, 4  # rounds before those measured, and after them, with fewer requests
+GENERATORS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def scale(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure the CPU time of a trial's process per chunk.
+
+    Actors are virtual and use no CPU time, so this time is the work of the pipeline, without Ray's
+    calls. It limits the number of generators that one trial can use.
+    """
+    rows = []
+    for count in GENERATORS:
+        found = [seconds_a_chunk(count, args.seed + repeat) for repeat in range(3)]
+        rows.append({"generators": count, "thread_s_a_chunk": found})
+        print(
+            f"  {count} generators: {1e3 * statistics.median(found):.2f} ms of CPU time per chunk"
+        )
+    return {"workload": {"chunks": CHUNKS, "responses": GROUP_SIZE}, "rows": rows}
+
+
+def seconds_a_chunk(generators: int, seed: int) -> float:
+    """Return the CPU seconds of this thread per chunk."""
+    from grpo_trainable.simulation.trial import virtual_trial
+
+    rounds, prompts = max(2, CHUNKS // (4 * generators)), 4 * generators
+    config = learner_config(
+        seed,
+        placement="disaggregated",
+        rounds=WARM_UP + rounds + SPARE,
+        lag=1,
+        rollout={"prompts": prompts, "unit_prompts": 1, "group_size": GROUP_SIZE},
+        eval={"every": 10**6, "prompts": 1, "samples": 1},
+        resources={"num_generators": generators},
+    )
+    trial = virtual_trial(config, seed=seed, max_waits=10**9)
+    trial.pipeline.send_first_weights()
+    for _ in range(WARM_UP):
+        trial.pipeline.run_round()
+    began = time.thread_time()
+    for _ in range(rounds):
+        trial.pipeline.run_round()
+    return (time.thread_time() - began) / (rounds * prompts)
+
+
 # ---- The table --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Claim:
-    says: str
-    measure: Callable[[argparse.Namespace], dict[str, Any]]
-
-
+# name of a function -> the claim that it measures
 CLAIMS = {
-    claim.measure.__name__: claim
-    for claim in (
-        Claim("packed rows make a gradient step faster and use less memory", packing),
-        Claim("bfloat16 makes sampling faster", sampler_dtype),
-        Claim("checkpoints take one or two percent of wall-clock", checkpoint_cost),
-        Claim("sending weights takes less than a hundredth of a round", sync_share),
-        Claim("two learners take a step nearly twice as fast as one", learners),
-        Claim("the KL of 16 responses agrees with the KL of all, and takes less time", monitor),
-        Claim("the arithmetic policy solves more problems greedily than with one sample", greedy),
-    )
+    "packing": "packed rows make a gradient step faster and use less memory",
+    "sampler_dtype": "bfloat16 makes sampling faster",
+    "checkpoint_cost": "checkpoints take one or two percent of wall-clock",
+    "sync_share": "sending weights takes less than a hundredth of a round",
+    "learners": "two learners take a step nearly twice as fast as one",
+    "monitor": "the KL of 16 responses agrees with the KL of all, and takes less time",
+    "scale": "the work of a trial's process does not grow with the number of generators",
+    "greedy": "the arithmetic policy solves more problems greedily than with one sample",
 }
 
 
 def main() -> None:
-    table = "\n".join(f"  {name:<21}{claim.says}" for name, claim in CLAIMS.items())
+    table = "\n".join(f"  {name:<21}{claim}" for name, claim in CLAIMS.items())
     parser = measure.parser_of(
         f"{__doc__}\n{table}",
         "micro.json",
@@ -514,9 +553,9 @@ def main() -> None:
         if name not in CLAIMS:
             parser.error(f"{name}: unknown claim; valid: {', '.join(CLAIMS)}")
     for name in args.names or CLAIMS:
-        print(f"{name}: {CLAIMS[name].says}", flush=True)
-        entry = {**measure.provenance(args), "claim": CLAIMS[name].says}
-        entry |= CLAIMS[name].measure(args)
+        print(f"{name}: {CLAIMS[name]}", flush=True)
+        entry = {**measure.provenance(args), "claim": CLAIMS[name]}
+        entry |= globals()[name](args)
         entry = measure.checked(entry)
         measure.write(args.out, {**measure.read(args.out), name: entry}, quiet=True)
 

@@ -460,7 +460,7 @@ def packing() -> list[str]:
 
 def scale() -> list[str]:
     """Show the Trainable's work per chunk for each number of generators."""
-    rows = read("scale")["rows"]
+    rows = read("micro")["scale"]["rows"]
     ms = [[1e3 * seconds for seconds in row["thread_s_a_chunk"]] for row in rows]
     medians = [f"{statistics.median(own):.2f}" for own in ms]
     ranges = [f"{min(own):.2f}-{max(own):.2f}" for own in ms]

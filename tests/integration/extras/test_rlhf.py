@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
-from rlhf import STAGES, walk
+from walk import walk
 
 pytest.importorskip("trl", reason="needs the extra align")
 pytest.importorskip("matplotlib", reason="needs the extra report")
@@ -18,7 +19,18 @@ SHORT = {
 }
 
 
-def test_the_walk_measures_every_policy_and_an_interrupted_walk_repeats_one_stage(tmp_path):
-    seconds = walk(tmp_path, changes=SHORT)
+def test_the_walk_measures_every_policy(tmp_path: Path):
+    walk(tmp_path, changes=SHORT)
     found = json.loads((tmp_path / "walk.json").read_text())
-    print(seconds, found)
+    assert list(found["policies"]) == ["sft", "dpo", "ppo", "grpo", "free"]
+    sft, *others = found["policies"].values()
+    assert abs(sft["kl_nats"]) < 1e-6
+    for own in others:
+        assert own["kl_nats"] > 0
+        assert own["gain"]["value"] == pytest.approx(own["preference"] - sft["preference"])
+        assert own["gain"]["low"] <= own["gain"]["value"] <= own["gain"]["high"]
+    for curve in found["curves"].values():
+        assert [number for number, *_ in curve] == [0, 1, 2]
+    report = (tmp_path / "walk.md").read_text()
+    assert [line.split()[1] for line in report.splitlines()[-5:]] == list(found["policies"])
+    assert (tmp_path / "walk.svg").read_text().startswith("<?xml")

@@ -125,7 +125,7 @@ def test_every_measured_number_is_a_figure(page: Path):
         ("81 runs were bit-exact.", True),
         ("Responses have 22.7 tokens.", True),
         ("It falls by 3 %.", True),
-        ("It is <!-- {scale[at]} -->1.62 x<!-- end --> as fast at lag 8.", False),
+        ("It is <!-- {startup[at]} -->1.62 x<!-- end --> as fast at lag 8.", False),
         ("Each arm has 16 rounds of `8` prompts in float32.", False),
     ],
 )
@@ -155,15 +155,15 @@ def test_a_template_reads_values_by_their_path(template: str, text: str):
 
 
 def test_a_path_that_leads_to_several_values_or_to_none_is_an_error():
-    for template in ("{scale[rows]}", "{scale[nothing]}", "{nothing[at]}"):
+    for template in ("{micro[scale][rows]}", "{micro[nothing]}", "{nothing[at]}"):
         with pytest.raises(FigureError, match=re.escape("page.md: <!-- " + template)):
             filled(f"a <!-- {template} -->1<!-- end -->", "page.md")
 
 
 def test_a_figure_replaces_only_the_text_between_its_comments():
-    text = filled("It took <!-- {scale[seed]} s -->9 s<!-- end --> here, 3 s there.", "page.md")
-    seed = template_of("{scale[seed]}")
-    assert text == f"It took <!-- {{scale[seed]}} s -->{seed} s<!-- end --> here, 3 s there."
+    text = filled("It took <!-- {startup[seed]} s -->9 s<!-- end --> here, 3 s there.", "page.md")
+    seed = template_of("{startup[seed]}")
+    assert text == f"It took <!-- {{startup[seed]}} s -->{seed} s<!-- end --> here, 3 s there."
 
 
 def test_a_menu_shows_ratios_and_verdicts_and_leaves_out_unknown_bounds(
