@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib", reason="needs the extra report")
 
 SHORT = {
     "--prompts all": "--prompts 24",
-    "num_train_epochs=2": "max_steps=4",
+    "num_train_epochs=1": "max_steps=4",
     "rounds=30": "rounds=2",
     "eval.every=5": "eval.every=1 --set eval.prompts=8 --set rollout.prompts=2",
 }
