@@ -1,8 +1,8 @@
 """Execute the page docs/howto/rlhf.md in a directory, stage by stage.
 
-Each block of commands on the page is a stage. A walk that was interrupted repeats the interrupted
-stage and continues. benchmarks/rlhf.py executes the page as it is, and a test executes a shorter
-version of it.
+A stage is a block of commands below a comment that names test_rlhf.py. A walk that was interrupted
+repeats the interrupted stage and continues. benchmarks/rlhf.py executes the page as it is, and
+tests/integration/extras/test_rlhf.py executes a shorter version of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from grpo_trainable.storage.atomic import replacing
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "howto" / "rlhf.md"
 BLOCK = re.compile(
-    r'^(?:```python title="([^"]+)"|<!-- not run: [^\n]+ -->\n```bash)\n(.*?)^```$',
+    r'^(?:```python title="([^"]+)"|<!-- not run: test_rlhf\.py runs this page -->\n```bash)\n(.*?)^```$',
     re.MULTILINE | re.DOTALL,
 )
 LINKS = ("launch", "grpo_trainable")  # the directories of the repository that the page names

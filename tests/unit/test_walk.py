@@ -16,7 +16,7 @@ import sys
 print(2 * int(sys.argv[1]))
 ```
 
-<!-- not run: quick -->
+<!-- not run: test_rlhf.py runs this page -->
 ```bash
 python double.py 4 --seed 0 > first
 echo again >> runs
@@ -28,7 +28,7 @@ Text, and a block that is not a stage:
 false
 ```
 
-<!-- not run: quick -->
+<!-- not run: test_rlhf.py runs this page -->
 ```bash
 echo half > second-0-
 python double.py COUNT > third
