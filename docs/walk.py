@@ -22,9 +22,9 @@ from grpo_trainable.storage.atomic import replacing
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "howto" / "rlhf.md"
+STAGE = "<!-- not run: test_rlhf.py runs this page -->"
 BLOCK = re.compile(
-    r'^(?:```python title="([^"]+)"|<!-- not run: test_rlhf\.py runs this page -->\n```bash)\n(.*?)^```$',
-    re.MULTILINE | re.DOTALL,
+    rf'^(?:```python title="([^"]+)"|{STAGE}\n```bash)\n(.*?)^```$', re.MULTILINE | re.DOTALL
 )
 LINKS = ("launch", "grpo_trainable")  # the directories of the repository that the page names
 STAGES = "stages.json"  # the commands, the seconds and the resulting files of each finished stage
