@@ -63,14 +63,18 @@ class Spread:
     between: float  # variance with one seed; divide it by the number of seeds
     floor: float = 0.0  # variance that more seeds do not reduce
 
+    def error(self, seeds: int) -> float:
+        """Return the standard error of the estimate with this number of seeds."""
+        return math.sqrt(self.between / seeds + self.floor)
+
 
 def over_seeds(values: Sequence[float]) -> tuple[Estimate, Spread]:
     """Return the mean of the values of two or more seeds, with Student's interval."""
     own = np.asarray(values, dtype=float)
-    between = float(own.var(ddof=1))
-    half = student(0.5 + LEVEL / 2, len(own) - 1) * math.sqrt(between / len(own))
+    spread = Spread(float(own.var(ddof=1)))
+    half = student(0.5 + LEVEL / 2, len(own) - 1) * spread.error(len(own))
     mean = float(own.mean())
-    return Estimate(mean, mean - half, mean + half), Spread(between)
+    return Estimate(mean, mean - half, mean + half), spread
 
 
 def over_rounds(
@@ -120,31 +124,36 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
     """Return the mean difference, with an interval that allows for other seeds and other prompts.
 
     Seeds and prompts are both drawn at random. So the variance is computed from a two-way table,
-    as (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom.
+    as (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom. Here
+    MS_seeds and MS_prompts are taken to be at least MS_rest.
 
     Args:
         differences: One value per seed and prompt, (n, P).
 
     Returns:
-        The estimate and its spread. With one seed, the interval allows only for other prompts, and
-        the spread is None.
+        The estimate and the spread that its interval is computed from. With one seed, the interval
+        allows only for other prompts, and the spread is None.
     """
     seeds, prompts = differences.shape
     mean = float(differences.mean())
     if seeds == 1:
         estimate, _ = over_seeds(differences[0].tolist())
         return estimate, None
-    means = mean_squares(differences)
+    of_seeds, of_prompts, rest = means = mean_squares(differences)
     degrees = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
-    # The variance is at least the variance from the seeds alone, and from the prompts alone.
-    total = max(means[0] + means[1] - means[2], means[0], means[1])
+    # Even if all runs were alike, the means of seeds would scatter by the rest. The means of a few
+    # seeds can agree better than that only by chance, and the means of further seeds would not.
+    spread = Spread(
+        between=max(of_seeds, rest) / prompts,
+        floor=max(0.0, of_prompts - rest) / (seeds * prompts),
+    )
+    total = seeds * prompts * spread.error(seeds) ** 2
     weight = sum(m**2 / d for m, d in zip(means, degrees, strict=True))
     half = 0.0
     if weight > 0:
         freedom = max(1.0, min(total**2 / weight, 1e6))
-        half = student(0.5 + LEVEL / 2, freedom) * math.sqrt(total / (seeds * prompts))
-    floor = max(0.0, means[1] - means[2]) / (seeds * prompts)
-    return Estimate(mean, mean - half, mean + half), Spread(means[0] / prompts, floor)
+        half = student(0.5 + LEVEL / 2, freedom) * spread.error(seeds)
+    return Estimate(mean, mean - half, mean + half), spread
 
 
 def mean_squares(differences: np.ndarray) -> list[float]:
@@ -217,8 +226,8 @@ def seeds_needed(effect: float, spread: Spread) -> int | None:
     Return None if the number is above `MOST_SEEDS`, or if there is no effect.
     """
     for seeds in range(2, MOST_SEEDS + 1):
-        error = math.sqrt(spread.between / seeds + spread.floor)
-        if abs(effect) >= (student(0.5 + LEVEL / 2, seeds - 1) + NORMAL_POWER) * error:
+        quantiles = student(0.5 + LEVEL / 2, seeds - 1) + NORMAL_POWER
+        if abs(effect) >= quantiles * spread.error(seeds):
             return seeds if effect else None
     return None
 

@@ -210,6 +210,24 @@ def test_a_difference_of_rewards_that_all_seeds_and_prompts_share_is_told_apart(
     assert 0.01 < math.sqrt(spread.between) < 0.08
 
 
+def test_seeds_that_agree_by_chance_promise_no_more_precision_than_their_prompts_allow():
+    # The seeds' means are 0.21 and 0.19, so MS_seeds = 4 x 2 x 0.0001 = 0.0008. The prompts'
+    # means are all 0.2. The residuals are +-0.1, so MS_rest = 8 x 0.01 / 3 = 0.08 / 3.
+    differences = np.array([[0.31, 0.11, 0.31, 0.11], [0.09, 0.29, 0.09, 0.29]])
+    estimate, spread = over_prompts(differences)
+
+    assert spread is not None
+    assert spread.between == pytest.approx(0.08 / 3 / 4)
+    assert spread.floor == 0.0
+    # The interval and the number of seeds needed rest on the same variance, 0.00333 with two seeds.
+    # Satterthwaite's degrees of freedom: 0.02667^2 / (0.0008^2 / 1 + 0.02667^2 / 3) = 2.992.
+    half = student(0.975, 2.992) * math.sqrt(0.08 / 3 / 8)
+    assert estimate.high - estimate.value == pytest.approx(half, rel=1e-3)
+    # With the scatter of the two means alone, three seeds would seem to be enough.
+    assert seeds_needed(0.1, Spread(0.0008 / 4)) == 3
+    assert seeds_needed(0.1, spread) == 8
+
+
 def test_arms_with_the_same_answers_differ_by_nothing():
     estimate, _ = over_prompts(np.zeros((3, 16)))
 
