@@ -60,6 +60,8 @@ class Pairs:
     differences: np.ndarray  # (n,), arm minus baseline
     margins: np.ndarray  # (n,), equal values unless the margin is relative to the baseline
     copy: bool = False  # True if the arm repeats the baseline exactly, as a synchronous arm can
+    # Standard deviation that the evaluation alone adds to a difference; 0 if unknown.
+    evaluation_sd: float = 0.0
 
     @property
     def seeds(self) -> int:
@@ -128,6 +130,8 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
         if verdict == UNDECIDED:
             likely = no_worse if shifted[arm].mean > 0 else worse
             needed = _seeds_needed(own, shifted[arm], likely[arm].alpha, design)
+            if arm in copies and own.seeds > 1:  # decided at the first test
+                needed = FIRST_LOOK
             missing = _missing(needed, own.seeds, design)
         found[arm] = Judgement(
             verdict=verdict,
@@ -274,19 +278,27 @@ def power(seeds: int, distance: float, level: float) -> float:
 
 
 def _power_reached(own: Pairs, shifted: _Sample, nominal: float) -> float | None:
-    if not (nominal and shifted.sd):
-        return None
-    return power(own.seeds, own.margin / shifted.sd, nominal)
+    scatter = _scatter(own, shifted)
+    return power(own.seeds, own.margin / scatter, nominal) if nominal and scatter else None
 
 
 def _seeds_needed(own: Pairs, shifted: _Sample, alpha: float, design: Design) -> int | None:
     """Return the number of seeds at which a test decides with probability `POWER`.
 
-    The observed difference and its spread are taken to be the true ones. If there is no spread yet,
-    the arms are assumed to be equal, with a standard deviation as large as the margin.
+    The observed difference and its scatter are taken to be the true ones. If nothing is known about
+    the scatter, the arms are assumed to be equal, with a standard deviation as large as the margin.
     """
-    distance = abs(shifted.mean) / shifted.sd if shifted.sd else 1.0
+    scatter = _scatter(own, shifted)
+    distance = abs(shifted.mean) / scatter if scatter else 1.0
     return seeds_for_power(distance, alpha, design, at_least=max(own.seeds + 1, 2))
+
+
+def _scatter(own: Pairs, shifted: _Sample) -> float:
+    """Return the standard deviation expected of further differences; 0 if nothing is known.
+
+    A few seeds can agree by chance. So the standard deviation is at least that of the evaluation.
+    """
+    return max(shifted.sd, own.evaluation_sd)
 
 
 def seeds_for_power(

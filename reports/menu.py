@@ -205,7 +205,8 @@ def menu_of(
         for arm, trials in experiment.complete_arms.items()
     }
     design = _design(experiment, len(planned) - 1, options)
-    pairs = _pairs(complete, baseline, options)
+    noise = {arm: _noise(arms[arm], arms[baseline], files) for arm in arms if arm != baseline}
+    pairs = _pairs(complete, baseline, options, noise)
     audits = audit_arms(experiment, files, baseline)
     faults = {arm: _faults(audits, arm, baseline) for arm in planned}
     try:
@@ -225,7 +226,7 @@ def menu_of(
             cost=compared.cost.get(arm),
             judgement=own,
             faults=faults[arm],
-            noise=_noise(arms.get(arm, ()), arms[baseline], files),
+            noise=noise.get(arm),
             price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
             in_pareto_set=arm in pareto,
             ended_early=ended_early[arm],
@@ -309,7 +310,10 @@ def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) 
 
 
 def _pairs(
-    complete: Mapping[str, Mapping[int, TrialRecord]], baseline: str, options: VerdictOptions
+    complete: Mapping[str, Mapping[int, TrialRecord]],
+    baseline: str,
+    options: VerdictOptions,
+    noise: Mapping[str, Noise | None],
 ) -> dict[str, Pairs]:
     """Return the paired differences of each arm that shares a seed with the baseline.
 
@@ -317,6 +321,7 @@ def _pairs(
         complete: arm -> seed -> complete trial.
         baseline: The arm to compare with.
         options: The margin and the design.
+        noise: The sources of the noise of each arm's differences.
 
     Raises:
         MenuError: No arm shares a seed with the baseline, more than `max_seeds` seeds are complete,
@@ -330,10 +335,12 @@ def _pairs(
             continue
         values = np.array([base[seed].reward_after for seed in shared])
         differences = np.array([own[seed].reward_after for seed in shared]) - values
+        known = noise[arm]
         found[arm] = Pairs(
             differences,
             _margins(values, options, baseline),
             copy=all(_repeats(own[seed], base[seed]) for seed in shared),
+            evaluation_sd=0.0 if known is None else known.evaluation_sd,
         )
     if not found:
         raise MenuError(
@@ -474,9 +481,9 @@ def _noise(
     if min(differences.shape) < 2:
         return None
     of_seeds, _, rest = mean_squares(differences)
-    if not of_seeds:
+    if not max(of_seeds, rest):
         return None
-    share = min(1.0, rest / of_seeds)
+    share = rest / max(of_seeds, rest)
     costs = [_seed_cost([t for t in trials if t.complete]) for trials in (arm, base)]
     known = [cost for cost in costs if cost is not None]
     relative = None

@@ -111,7 +111,11 @@ def test_a_copy_of_the_baseline_is_no_worse_from_two_seeds_on():
     found = verdict_of_copy(2, Design(seeds=2))
     assert (found.verdict, found.low, found.high) == (NO_WORSE, 0.0, 0.0)
     assert verdict_of_copy(1, Design(seeds=1)).verdict == UNDECIDED
-    assert verdict_of_copy(2, Design(seeds=20, anytime=True)).verdict == UNDECIDED
+    early = verdict_of_copy(2, Design(seeds=20, anytime=True))
+    assert early.verdict == UNDECIDED
+    assert (early.seeds_needed, early.seeds_missing) == (FIRST_LOOK, 1)
+    found = verdict_of_copy(FIRST_LOOK, Design(seeds=20, anytime=True))
+    assert (found.verdict, found.seeds_missing) == (NO_WORSE, 0)
 
 
 def test_arms_that_merely_end_with_equal_rewards_are_undecided():
@@ -234,6 +238,24 @@ def test_eight_seeds_show_equality_if_the_scatter_is_as_large_as_the_margin():
     assert power(5, 0.0, 0.03) == pytest.approx(0.03, abs=1e-4)
     assert seeds_for_power(1.0, ALPHA, Design(seeds=1)) == 8
     assert seeds_for_power(0.0, ALPHA, Design(seeds=1)) is None
+
+
+def test_seeds_that_agree_by_chance_are_not_expected_to_scatter_less_than_the_evaluation():
+    # The differences scatter by 0.0014, but the evaluation alone adds 0.03 to each, the margin.
+    differences, margin = np.array([-0.001, 0.001]), np.full(2, 0.03)
+    plan = Design(seeds=20, anytime=True)
+    seen = judge({"arm": Pairs(differences, margin)}, plan)["arm"]
+    known = judge({"arm": Pairs(differences, margin, evaluation_sd=0.03)}, plan)["arm"]
+    assert seen.seeds_needed == 3
+    assert known.seeds_needed == 14  # as in test_a_maximum_that_is_too_low_has_no_price
+
+    differences, margin = np.array([-0.001, 0.001] * 4), np.full(8, 0.03)
+    found = judge({"arm": Pairs(differences, margin, evaluation_sd=0.03)}, Design(seeds=8))["arm"]
+    assert found.verdict == NO_WORSE  # a verdict rests on the differences alone
+    assert found.power == pytest.approx(0.815, abs=0.002)  # as with eight seeds above
+    # Equal differences say nothing about the scatter, but the evaluation does.
+    equal = judge({"arm": Pairs(np.zeros(4), margin[:4], evaluation_sd=0.03)}, Design(seeds=4))
+    assert (equal["arm"].verdict, equal["arm"].seeds_needed) == (UNDECIDED, 8)
 
 
 def test_a_maximum_that_is_too_low_has_no_price():
