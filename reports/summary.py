@@ -420,7 +420,7 @@ class Comparison:
 
     def _ratio(self, arm: str, contrasts: Mapping[str, Contrast]) -> str:
         if arm == self.baseline:
-            return "1.00x" if self.has_usable_baseline else MARK
+            return MARK if self.not_comparable and not self.speed else "1.00x"
         if arm in self.not_comparable:
             return MARK
         if arm not in contrasts:
