@@ -41,6 +41,14 @@ class Design:
     # would change from one test to the next.
     arms: int = 1
 
+    @property
+    def may_grow(self) -> bool:
+        """Return True if more seeds may be added.
+
+        A fixed number of seeds allows one test. With one seed, this test has not been made yet.
+        """
+        return self.anytime or self.seeds < 2
+
     def nominal(self, alpha: float, seeds: int) -> float:
         """Return the one-sided level of a single test after `seeds` seeds; 0 if there is no test.
 
@@ -161,12 +169,12 @@ def _refuse_to_look_early(arms: Mapping[str, Pairs], planned: int) -> None:
 def _missing(needed: int | None, seeds: int, design: Design) -> int | None:
     """Return how many seeds have to be run until a decision is likely.
 
-    A fixed design allows one test. After this test, only a new experiment can decide, and it has to
-    run all `needed` seeds. With one seed, there has been no test yet.
+    If the one test of a fixed design has been made, only a new experiment can decide, and it has to
+    run all `needed` seeds.
     """
     if needed is None:
         return None
-    return needed - seeds if design.anytime or seeds < 2 else needed
+    return needed - seeds if design.may_grow else needed
 
 
 # ---- Bounds ----------------------------------------------------------------------------------

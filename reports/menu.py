@@ -299,14 +299,23 @@ def _baseline(planned: Sequence[str], arms: Sequence[str], asked: str | None) ->
 def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) -> Design:
     if options.max_seeds is not None:
         return Design(seeds=options.max_seeds, anytime=True, arms=others)
-    if experiment.has_added_seeds:
+    if needs_max_seeds(experiment):
         raise MenuError(
             "seeds were added after the experiment had ended, so a test with a fixed number of "
-            "seeds would look at the results twice; use --max-seeds N, which is valid at any time"
+            "seeds would look at the results twice; use --max-seeds N of launch/verdict.py, which "
+            "is valid at any time"
         )
     seeds = {trial.config.seed for trial in experiment.trials}
     seeds |= {seed for _, seed in experiment.not_begun}
     return Design(seeds=len(seeds), arms=others)
+
+
+def needs_max_seeds(experiment: ExperimentRecord) -> bool:
+    """Return True if seeds were added after a test with a fixed number of seeds was possible.
+
+    One seed allows no test, so seeds may be added to one seed.
+    """
+    return experiment.seeds_before_addition > 1
 
 
 def _pairs(

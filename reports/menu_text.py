@@ -23,16 +23,19 @@ from reports.menu import (
     Noise,
     Price,
     menu_of,
+    needs_max_seeds,
     recorded_options,
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import Comparison
+from reports.summary import COUNTED, Comparison
 
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
 
 REWARD, RATIO = "{:+.3f}", "{:.2f}x"
+PARETO = "†"  # follows the name of an arm in the Pareto set
+MAX_SEEDS = 20  # --max-seeds in a suggested command, unless there are already more seeds
 HEADER = (
     *("arm", "speed-up", "at equal cost", "reward difference", "verdict", "seeds", "power"),
     "to decide",
@@ -65,9 +68,13 @@ def menu_or_reason(
         return None, f"No verdicts: {error}."
     if len(comparison.arms) < 2:
         return None, None
-    command = shlex.join([*command_line.command("verdict"), str(place), "--margin", "0.03"])
+    seeds = max(len(trials) for trials in experiment.arms.values())
+    parts = [*command_line.command("verdict"), str(place), "--margin", "0.03"]
+    if needs_max_seeds(experiment):
+        parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]
+    command = shlex.join(parts)
     which = "which arms lose less than 0.03 in held-out reward"
-    if max(len(trials) for trials in experiment.arms.values()) < 2:
+    if seeds < 2:
         which = f"how many seeds it takes to decide {which}"
     return None, f"To see {which}: {command}"
 
@@ -123,24 +130,18 @@ def notes(menu: Menu) -> list[str]:
         f"{how}. No worse: the lower bound is above {written(-menu.margin, REWARD)}. Better: the "
         "lower bound is above 0. Worse: the upper bound is below "
         f"{written(-menu.margin, REWARD)}. Power: the chance that an arm equal to the baseline "
-        "gets the verdict “no worse”. To decide: the number of further seeds that would lead to a "
-        f"decision in {POWER:.0%} of experiments if the observed difference and scatter were the "
-        "true ones, and the time that the trials of these seeds would take. " + _said_of_stars(menu)
+        f"gets the verdict “no worse”. To decide: the number of {_seeds_to_run(menu)} that would "
+        f"lead to a decision in {POWER:.0%} of experiments if the observed difference and scatter "
+        "were the true ones, and the time that the trials of the arm and of the baseline with "
+        "these seeds would take. A scatter that is smaller than the noise of the evaluation is "
+        f"replaced by this noise, also for the power. {_said_of_pareto_set(menu)}"
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
             "One seed gives no verdict. “To decide” assumes that the arms are equal, and that "
-            "their differences scatter from seed to seed by as much as the margin. "
-            "docs/howto/verdict.md says how to add seeds."
+            "their differences scatter from seed to seed by as much as the margin."
         )
-    elif not menu.design.anytime and any(
-        row.judgement and row.judgement.seeds_missing != 0 for row in menu.others
-    ):
-        told.append(
-            "A fixed number of seeds allows only one test, which has been made. So “to decide” is "
-            "the cost of a new experiment. With --max-seeds, an experiment may be judged after "
-            "every seed."
-        )
+    told += _said_of_more_seeds(menu) + _said_of_disturbed_rounds(menu)
     told += [
         f"{row.arm} has no completed seed in common with {menu.baseline.arm}."
         for row in menu.others
@@ -158,12 +159,52 @@ def notes(menu: Menu) -> list[str]:
     ]
 
 
-def _said_of_stars(menu: Menu) -> str:
+def _seeds_to_run(menu: Menu) -> str:
+    """Return a phrase for the seeds that the column “to decide” counts."""
+    return "further seeds" if menu.design.may_grow else "seeds of a new experiment"
+
+
+def _said_of_more_seeds(menu: Menu) -> list[str]:
+    """Say how to run the seeds that the column “to decide” counts."""
+    open_arms = [row.judgement for row in menu.others if row.judgement is not None]
+    open_arms = [own for own in open_arms if own.seeds_missing != 0]
+    needed = [own.seeds_needed for own in open_arms if own.seeds_needed is not None]
+    said = []
+    if open_arms and not menu.design.may_grow:
+        said.append(
+            "A fixed number of seeds allows only one test, which has been made. So “to decide” "
+            "counts the seeds of a new experiment. With --max-seeds, an experiment may be judged "
+            "after every seed."
+        )
+    if needed:
+        number = f"--num-samples {max(needed)}"
+        said.append(
+            f"To run further seeds: launch/tune.py --extend {number}, with the --name of this "
+            "experiment. This command adds seeds to every arm."
+            if menu.design.may_grow
+            else f"To start this experiment: the command of the present one with {number}, "
+            "another --name, and a --seed such that no seed is repeated."
+        )
+    return [" ".join(said)] if said else []
+
+
+def _said_of_disturbed_rounds(menu: Menu) -> list[str]:
+    counted = [row.speed.counted_disturbed for row in menu.others if row.speed is not None]
+    arms = dict.fromkeys(arm for text in counted if text for arm in text.split("; "))
+    if not arms:
+        return []
+    return [
+        f"{COUNTED}: rounds that other processes disturbed are counted: {'; '.join(arms)}. The "
+        "percentage is the share of the machine that other processes took."
+    ]
+
+
+def _said_of_pareto_set(menu: Menu) -> str:
     if not any(row.in_pareto_set for row in menu.rows):
-        return "No arm has a star, because no arm's speed, cost and reward can all be compared."
+        return "No arm has a dagger, because no arm's speed, cost and reward can all be compared."
     told = (
-        "*: no other arm is faster, cheaper and higher in reward at the same time, judging by "
-        "unrounded figures (Pareto set)."
+        f"{PARETO}: no other arm is faster, cheaper and higher in reward at the same time, judging "
+        "by unrounded figures (Pareto set)."
     )
     left_out = [row.arm for row in menu.others if None in (row.speed, row.cost, row.judgement)]
     return f"{told} Not compared: {', '.join(left_out)}." if left_out else told
@@ -201,12 +242,26 @@ def _named(row: MenuRow) -> str:
     assert own is not None
     end, word = (own.high, "best") if own.verdict == WORSE else (own.low, "worst")
     bound = "" if end is None else f", at {word} {written(end, REWARD)}"
-    figures = [f"reward difference {written(own.difference, REWARD)}{bound}"]
-    if row.speed is not None:
-        figures.append(f"{row.speed.value:.2f} times as fast")
-    if row.cost is not None:
-        figures.append(f"{row.cost.value:.2f} times as many samples per device-hour")
+    figures = [f"reward difference {written(own.difference, REWARD)}{bound}", *_speeds(row)]
     return f"{row.arm} ({'; '.join(figures)})"
+
+
+def _speeds(row: MenuRow) -> list[str]:
+    """Return the clear differences in speed and cost, or the reasons why there are none."""
+    if row.speed is None:
+        return ["speeds cannot be compared"]
+    if row.speed.counted_disturbed:
+        return ["other processes disturbed the speeds"]
+    clear, unclear = [], []
+    for ratio, name, form in (
+        (row.speed, "speed", "{:.2f} times as fast"),
+        (row.cost, "samples per device-hour", "{:.2f} times as many samples per device-hour"),
+    ):
+        if ratio is not None and ratio.told_apart:
+            clear.append(form.format(ratio.value))
+        elif ratio is not None:
+            unclear.append(name)
+    return [*clear, f"no clear difference in {' or '.join(unclear)}"] if unclear else clear
 
 
 def _prices(menu: Menu) -> list[str]:
@@ -222,7 +277,9 @@ def _prices(menu: Menu) -> list[str]:
     if near and menu.price is not None:
         # “Them” refers to the arms that the sentence “Undecided: …” names.
         named = _joined(near) if far or len(near) == 1 else "them"
-        said.append(f"Deciding {named} would probably take {_cost(menu.price)} more.")
+        cost = _cost(menu.price)
+        takes = f"{cost} more" if menu.design.may_grow else f"a new experiment of {cost}"
+        said.append(f"Deciding {named} would probably take {takes}.")
     if far:
         said.append(f"{_joined(far)} would probably need more than {_most(menu)} seeds.")
     return said
@@ -259,11 +316,14 @@ def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
     if noise.relative_cost is None:
         return said
     better = (
-        f"With {MORE_PROMPTS} times as many prompts in the last evaluation "
-        f"(eval.final_prompts={MORE_PROMPTS * noise.prompts}, if the task has as many), the same "
-        f"precision costs {noise.relative_cost:.2f} times as much as with more seeds, so"
+        f"With {MORE_PROMPTS} times as many prompts as the {noise.prompts} of the last evaluation, "
+        f"the same precision costs {noise.relative_cost:.2f} times as much as with more seeds, so"
     )
-    advice = {"prompts": "evaluate more prompts first", "seeds": "run more seeds"}
+    advice = {
+        "prompts": "evaluate more prompts first: raise eval.final_prompts, at most to the number "
+        "of prompts that the task holds out, and beyond that number raise eval.samples",
+        "seeds": "run more seeds",
+    }
     return f"{said} {better} {advice[str(noise.cheaper)]}."
 
 
@@ -271,10 +331,14 @@ def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
 
 
 def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
-    arm = f"{row.arm} *" if row.in_pareto_set else row.arm
+    arm = f"{row.arm} {PARETO}" if row.in_pareto_set else row.arm
     own = row.judgement
     if row is menu.baseline:
-        return (arm, "1.00x", "1.00x", "-", "baseline", "-", "-", "-")
+        ratios = (
+            written(1.0, RATIO) if any(known) else "-"
+            for known in ([o.speed for o in menu.others], [o.cost for o in menu.others])
+        )
+        return (arm, *ratios, "-", "baseline", "-", "-", "-")
     if own is None:
         nothing = ("-", row.verdict, "-" if row.faults else "0", "-", "-")
         return (arm, _ratio(row.speed), _ratio(row.cost), *nothing)
@@ -294,7 +358,8 @@ def _ratio(own: Contrast | None) -> str:
     if own is None:
         return "-"
     interval = own.shown_interval("{:.2f}", "-")
-    return f"{written(own.value, RATIO)}{f' ({interval})' if interval else ''}"
+    mark = f" {COUNTED}" if own.counted_disturbed else ""
+    return f"{written(own.value, RATIO)}{f' ({interval})' if interval else ''}{mark}"
 
 
 def _bounds(own: Judgement) -> str:

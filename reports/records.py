@@ -226,11 +226,17 @@ class ExperimentRecord:
     problems: Sequence[str]
 
     @property
-    def has_added_seeds(self) -> bool:
-        """Return True if an extension added a seed that the experiment did not start with."""
+    def seeds_before_addition(self) -> int:
+        """Number of seeds before an extension added seeds for the last time; 0 if none did."""
         added = {pair for extension in self.extensions for pair in extension.planned}
         every = {(t.config.arm, t.config.seed) for t in self.trials} | {*self.not_begun}
-        return not {seed for _, seed in added} <= {seed for _, seed in every - added}
+        seeds = {seed for _, seed in every - added}
+        before = 0
+        for extension in self.extensions:
+            new = {seed for _, seed in extension.planned} - seeds
+            before = len(seeds) if new else before
+            seeds |= new
+        return before
 
     @property
     def arms(self) -> dict[str, list[TrialRecord]]:

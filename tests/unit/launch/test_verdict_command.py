@@ -237,6 +237,50 @@ def test_a_fixed_number_of_seeds_gives_no_verdict_after_seeds_were_added(command
     assert status in (0, 4)
 
 
+def test_one_seed_allows_no_test_so_seeds_may_be_added_to_it_once(command, tmp_path):
+    def of(*seeds: int) -> dict[str, object]:
+        planned = [[arm, seed] for arm in (BASE, OTHER) for seed in seeds]
+        return {"started": "2026-11-21T15:00:00+00:00", "planned": planned}
+
+    once = write(tmp_path / "once", SAME, extensions=[of(1, 2, 3)])
+    status, output, _ = command(once, "--margin", 0.03, "--json")
+    assert (status, json.loads(output)["mode"], json.loads(output)["most_seeds"]) == (0, "fixed", 4)
+    twice = write(tmp_path / "twice", SAME, extensions=[of(1, 2), of(3)])
+    refused(command(twice, "--margin", 0.03), "seeds were added", "--max-seeds N")
+
+
+def test_to_decide_counts_the_seeds_that_the_note_says_how_to_run(command, tmp_path):
+    def told(arms: Mapping[str, Sequence[float]], *options: object) -> tuple[dict, str]:
+        experiment = write(tmp_path / f"e{len(arms[BASE])}{len(options)}", arms)
+        _, output, _ = command(experiment, "--margin", 0.03, *options, "--json")
+        menu = json.loads(output)
+        _, output, _ = command(experiment, "--margin", 0.03, *options)
+        return menu, " ".join(output.split())
+
+    wide = {BASE: SAME[BASE], OTHER: (0.65, 0.57, 0.63, 0.56)}
+    # With one seed, the seeds are added to the experiment.
+    menu, text = told({BASE: (0.6,), OTHER: (0.7,)})
+    assert menu["arms"][OTHER]["seeds_missing"] == 7
+    assert "To decide: the number of further seeds that" in text
+    assert "launch/tune.py --extend --num-samples 8, with the --name of this experiment" in text
+    assert "15 min and 0.37 device-hours more." in text
+    # With a maximum, too.
+    menu, text = told(wide, "--max-seeds", 50)
+    own = menu["arms"][OTHER]
+    assert own["seeds_missing"] == own["seeds_needed"] - 4 > 0
+    assert "To decide: the number of further seeds that" in text
+    assert f"launch/tune.py --extend --num-samples {own['seeds_needed']}, with" in text
+    assert "device-hours more." in text
+    # After the test of a fixed number of seeds, a new experiment has to run all of them.
+    menu, text = told(wide)
+    own = menu["arms"][OTHER]
+    assert own["seeds_missing"] == own["seeds_needed"] > 0
+    assert "To decide: the number of seeds of a new experiment that" in text
+    assert f"the command of the present one with --num-samples {own['seeds_needed']}, ano" in text
+    assert "--extend" not in text
+    assert "would probably take a new experiment of " in text
+
+
 def test_a_recorded_maximum_is_used_and_no_other_is_accepted(command, tmp_path):
     experiment = write(tmp_path / "e", SAME, margin=0.03, max_seeds=10)
     _, output, _ = command(experiment, "--json")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import experiments
 import pytest
 
+from launch import verdict
 from reports.experiment import read_experiment
 from reports.margin_tests import NO_WORSE, UNDECIDED
 from reports.menu import Menu, MenuRow, VerdictOptions, menu_of
@@ -78,6 +81,29 @@ def test_without_a_margin_a_line_says_what_a_margin_would_show(directory, seeds,
     assert line.startswith(says)
 
 
+@pytest.mark.parametrize(
+    ("added", "says"),
+    [
+        ([[[BASE, 2], [OTHER, 2]]], "--margin 0.03 --max-seeds 20"),
+        ([[[BASE, 1], [OTHER, 1], [BASE, 2], [OTHER, 2]]], "--margin 0.03"),  # one seed before
+        ([[["sync", 0], ["sync", 1], ["sync", 2]]], "--margin 0.03"),  # an added arm
+    ],
+)
+def test_the_line_without_a_margin_names_a_command_that_is_accepted(tmp_path, added, says):
+    directory = experiments.write_experiment(
+        tmp_path / "e",
+        extensions=[{"started": "2026-11-21T15:00:00+00:00", "planned": own} for own in added],
+    )
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, OTHER, 2.0, HIGH)
+    experiment = read_experiment(directory)
+    _, line = menu_or_reason(experiment, compare(experiment.trials), {}, directory)
+    assert line is not None
+    assert line.endswith(f"{directory} {says}")
+    status = verdict.main(shlex.split(line.partition("verdict.py ")[2]))
+    assert status == 0
+
+
 def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directory):
     write_arm(directory, BASE, 2.0, LOW)
     # One core, like the baseline, but faster, cheaper and higher in reward.
@@ -94,7 +120,7 @@ def test_an_arm_that_another_beats_in_all_three_is_not_in_the_pareto_set(directo
     assert found["colocated_k2"].speed is not None
     assert found["colocated_k2"].speed.value == pytest.approx(2.0)
     marked = [cells[0] for cells in rows(menu(directory))]
-    assert marked == [BASE, "colocated_k2 *", f"{OTHER} *", THIRD]
+    assert marked == [BASE, "colocated_k2 †", f"{OTHER} †", THIRD]
 
 
 def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed(directory):
@@ -116,8 +142,11 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     (said,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
     assert "100% of the variance between seeds comes from the evaluation" in said
     assert "0.100 to the reward difference of each seed, and the margin is 0.1." in said
-    assert "(eval.final_prompts=8, if the task has as many)" in said  # four times two prompts
+    assert "With 4 times as many prompts as the 2 of the last evaluation, the same" in said
     assert "costs 0.40 times as much as with more seeds, so evaluate more prompts first" in said
+    # How many prompts the task holds out is not known here, so no number is advised.
+    assert "at most to the number of prompts that the task holds out" in said
+    assert "eval.final_prompts=" not in said
 
 
 def test_noise_that_is_the_same_for_all_prompts_needs_more_seeds(directory):
@@ -168,6 +197,43 @@ def spoil(directory: Path, arm: str) -> None:
         )
 
 
+def load(directory: Path) -> None:
+    """Mark every round as disturbed, and count disturbed rounds."""
+    for arm in (BASE, OTHER):
+        spoil(directory, arm)
+    for path in directory.glob("*/params.json"):
+        params = json.loads(path.read_text())
+        params["callbacks"]["leave_out_disturbed"] = False
+        path.write_text(json.dumps(params))
+
+
+def test_the_opening_names_a_speed_only_if_it_differs_clearly_in_undisturbed_rounds(directory):
+    def opening() -> str:
+        (said,) = (text for text in paragraph(menu(directory)) if text.startswith("Yes"))
+        return said.partition("; ")[2]
+
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, OTHER, 1.0, LOW)  # two cores instead of one, so the cost is equal
+    assert opening() == ("2.00 times as fast; no clear difference in samples per device-hour).")
+    # Now the three seeds are 2, 1 and 0.67 times as fast.
+    for slower, path in enumerate(sorted(directory.glob(f"{OTHER}-*/result.json")), 1):
+        changed = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in changed:
+            row["time/wall_clock_s"] *= slower
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
+    assert opening() == "no clear difference in speed or samples per device-hour)."
+    load(directory)
+    assert opening() == "other processes disturbed the speeds)."
+    told = notes(menu(directory))
+    counted = f"{BASE}: 15 of 15 rounds, 90%; {OTHER}: 15 of 15 rounds, 90%."
+    assert any(
+        text.startswith(f"*: rounds that other processes disturbed are counted: {counted}")
+        for text in told
+    )
+    (cells,) = (cells for cells in rows(menu(directory)) if cells[0].startswith(OTHER))
+    assert cells[1].endswith(" *")
+
+
 def starred(directory: Path) -> list[str]:
     return [row.arm for row in menu(directory).rows if row.in_pareto_set]
 
@@ -179,16 +245,20 @@ def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
     row = by_arm(menu(directory))[OTHER]
 
     assert (row.speed, row.cost, row.verdict) == (None, None, NO_WORSE)
+    (said,) = (text for text in paragraph(menu(directory)) if text.startswith("Yes"))
+    assert said.endswith("; speeds cannot be compared).")
+    # Nothing is compared with the baseline, so it has no ratio either.
+    assert [cells[1:3] for cells in rows(menu(directory))] == [("-", "-"), ("-", "-")]
 
 
-def test_an_arm_without_a_speed_gets_no_star(directory):
+def test_an_arm_without_a_speed_gets_no_dagger(directory):
     write_arm(directory, BASE, 2.0, LOW)
     write_arm(directory, "colocated_k2", 1.0, HIGH)
     assert starred(directory) == ["colocated_k2"]
     spoil(directory, "colocated_k2")
     # Only the baseline has a speed now, so no arms can be compared.
     assert starred(directory) == []
-    assert "No arm has a star, because no arm's speed, cost" in notes(menu(directory))[0]
+    assert "No arm has a dagger, because no arm's speed, cost" in notes(menu(directory))[0]
     write_arm(directory, OTHER, 0.8, LOW)
     assert starred(directory) == [BASE, OTHER]
     assert notes(menu(directory))[0].endswith("(Pareto set). Not compared: colocated_k2.")

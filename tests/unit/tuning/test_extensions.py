@@ -94,7 +94,7 @@ def test_every_run_is_read_as_one_experiment_and_the_report_knows_when_seeds_cam
     ]
     assert record.not_begun == [(BASE, 2)]
     assert [own.planned for own in record.extensions] == [[(BASE, 1), (BASE, 2)]]
-    assert record.has_added_seeds
+    assert record.seeds_before_addition == 1
     assert record.problems == []
     assert record.extensions[0].started == stored(extension)["extensions"][0]["started"]
     kept = stored(extension)
@@ -132,7 +132,7 @@ def test_an_added_arm_gets_every_seed_and_the_settings_of_the_experiment(planned
     extension = planned("--extend", "--arm", OTHER)
     assert sorted(pairs(extension)) == [(OTHER, 0), (OTHER, 1)]
     assert {(trial.optim.lr, trial.rounds) for trial in extension.trials} == {(2e-4, 5)}
-    assert not read_experiment(extension.directory).has_added_seeds
+    assert read_experiment(extension.directory).seeds_before_addition == 0
 
     finish(extension)
     both = planned("--extend", "--arm", THIRD, "--num-samples", "3")
