@@ -166,11 +166,12 @@ def _seeds_to_run(menu: Menu) -> str:
 
 def _said_of_more_seeds(menu: Menu) -> list[str]:
     """Say how to run the seeds that the column “to decide” counts."""
-    open_arms = [row.judgement for row in menu.others if row.judgement is not None]
-    open_arms = [own for own in open_arms if own.seeds_missing != 0]
-    needed = [own.seeds_needed for own in open_arms if own.seeds_needed is not None]
+    judged = [row.judgement for row in menu.others if row.judgement is not None]
+    needed = [
+        own.seeds_needed for own in judged if own.seeds_missing and own.seeds_needed is not None
+    ]
     said = []
-    if open_arms and not menu.design.may_grow:
+    if not menu.design.may_grow and any(own.seeds_missing != 0 for own in judged):
         said.append(
             "A fixed number of seeds allows only one test, which has been made. So “to decide” "
             "counts the seeds of a new experiment. With --max-seeds, an experiment may be judged "
@@ -179,12 +180,17 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     if needed:
         number = f"--num-samples {max(needed)}"
         said.append(
-            f"To run further seeds: launch/tune.py --extend {number}, with the --name of this "
-            "experiment. This command adds seeds to every arm."
+            f"To run these seeds: launch/tune.py --extend {number}, with the --name of this "
+            "experiment."
             if menu.design.may_grow
-            else f"To start this experiment: the command of the present one with {number}, "
-            "another --name, and a --seed such that no seed is repeated."
+            else f"To run it, repeat the command of this experiment with {number}, another --name, "
+            "and a --seed that repeats none of the seeds."
         )
+        if len(needed) < len(menu.others) or min(needed) < max(needed):
+            said.append(
+                "This command also runs arms that need fewer of these seeds or none, so it takes "
+                "longer than the arms that are undecided."
+            )
     return [" ".join(said)] if said else []
 
 

@@ -146,8 +146,10 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     if faster:
         value, arm = max(faster)
         interval = speed.contrasts[arm].shown_interval(speed.form, " to ")
+        counted = "; disturbed rounds are counted" if speed.contrasts[arm].counted_disturbed else ""
         times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
-        said.append(f"The fastest arm is {arm}, with {times} ({LEVEL:.0%} interval: {interval}).")
+        figures = f"{LEVEL:.0%} interval: {interval}{counted}"
+        said.append(f"The fastest arm is {arm}, with {times} ({figures}).")
     elif speed.contrasts:
         said.append(f"No arm is clearly faster than {base}.")
     elif speed.not_comparable:

@@ -251,7 +251,7 @@ def test_one_seed_allows_no_test_so_seeds_may_be_added_to_it_once(command, tmp_p
 
 def test_to_decide_counts_the_seeds_that_the_note_says_how_to_run(command, tmp_path):
     def told(arms: Mapping[str, Sequence[float]], *options: object) -> tuple[dict, str]:
-        experiment = write(tmp_path / f"e{len(arms[BASE])}{len(options)}", arms)
+        experiment = write(tmp_path / f"e{len(arms)}{len(arms[BASE])}{len(options)}", arms)
         _, output, _ = command(experiment, "--margin", 0.03, *options, "--json")
         menu = json.loads(output)
         _, output, _ = command(experiment, "--margin", 0.03, *options)
@@ -276,9 +276,13 @@ def test_to_decide_counts_the_seeds_that_the_note_says_how_to_run(command, tmp_p
     own = menu["arms"][OTHER]
     assert own["seeds_missing"] == own["seeds_needed"] > 0
     assert "To decide: the number of seeds of a new experiment that" in text
-    assert f"the command of the present one with --num-samples {own['seeds_needed']}, ano" in text
+    assert f"repeat the command of this experiment with --num-samples {own['seeds_needed']}" in text
+    assert "also runs arms" not in text
     assert "--extend" not in text
     assert "would probably take a new experiment of " in text
+    # The printed command runs every arm, and the price counts the undecided arm.
+    _, text = told({**wide, THIRD: SAME[OTHER]}, "--max-seeds", 50)
+    assert "This command also runs arms that need fewer of these seeds or none" in text
 
 
 def test_a_recorded_maximum_is_used_and_no_other_is_accepted(command, tmp_path):

@@ -183,6 +183,16 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     assert not any("disturbed" in text for text in told(record) if "reward" in text)
 
 
+def test_the_answer_says_whether_disturbed_rounds_count_for_the_fastest_arm(tmp_path):
+    rng = np.random.default_rng(0)
+    record = counting(
+        tmp_path / "e", {BASE: rows(rng, 1.6, [0.4] * 16), OTHER: rows(rng), THIRD: rows(rng, 1.6)}
+    )
+    fastest = answered(record, {})[0]
+    assert fastest.startswith(f"The fastest arm is {OTHER}, with ")
+    assert fastest.endswith("; disturbed rounds are counted).")
+
+
 @pytest.mark.slow
 def test_the_report_keeps_the_true_counts_of_disturbed_rounds_that_count(tmp_path):
     from reports.report import write_report
