@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.protocol.weight_transfer import WeightReceiver
 from grpo_trainable.tasks import RewardError, Score
 from grpo_trainable.tasks.prompts import Prompts, build_task
-from grpo_trainable.tasks.task import has_failed
+from grpo_trainable.tasks.task import has_failed, with_weighted_parts
 from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memory
 from grpo_trainable.telemetry.progress import advance, steps_done
 from grpo_trainable.telemetry.timers import Span, StageClock, now
@@ -137,7 +137,7 @@ class Generator:
             self._player = EpisodePlayer(config.env, self._prompts, self._tokenizer)
         elif not isinstance(self.engine, EarningEngine):
             self._scorer = make_scorer(config, task)
-        self._parts = tuple(config.task.part_weights)  # names of the reward parts in the groups
+        self._weights = config.task.part_weights  # weights of the reward parts in the groups
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
         """Fetch published weights and load them into the engine, which verifies them.
@@ -247,7 +247,7 @@ class Generator:
             self._to_score[number] = rollouts
             return Sampled(number=number, loaded=loaded, spans=spans)
         assert scores is not None, "episodes have scores, and so do responses scored inline"
-        return _scored(rollouts, scores, self._parts, loaded, spans)
+        return _scored(rollouts, scores, self._weights, loaded, spans)
 
     @property
     def _scores_apart(self) -> bool:
@@ -268,7 +268,7 @@ class Generator:
         with self._context.clock.concurrent():
             scores = self._scores(rollouts)
         spans = [Span(_scoring_stage(rollouts.stream), start, now(), concurrent=True)]
-        return _scored(rollouts, scores, self._parts, [], spans)
+        return _scored(rollouts, scores, self._weights, [], spans)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Sample once and drop the responses, so that memory and code are warm in the first round.
@@ -313,7 +313,7 @@ class Generator:
         assert isinstance(self.engine, PlayingEngine), "the config check rejects other engines"
         groups, scores = self._player.play(self.engine, requests, self.between_tokens)
         check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
-        scores = [[self._with_every_part(score) for score in own] for own in scores]
+        scores = [[with_weighted_parts(score, self._weights) for score in own] for own in scores]
         return groups, scores
 
     def _earn(
@@ -392,22 +392,9 @@ class Generator:
             for ids in of_group
         ]
         assert self._scorer is not None, "episodes are scored while they are played"
-        answers = map(self._with_every_part, self._scorer.score(requests))
+        scored = self._scorer.score(requests)
+        answers = (with_weighted_parts(answer, self._weights) for answer in scored)
         return [[next(answers) for _ in of_group] for of_group in responses]
-
-    def _with_every_part(self, score: Score | RewardError) -> Score | RewardError:
-        """Return the score, or an error if a part that `task.reward_weights` names is missing."""
-        if isinstance(score, RewardError):
-            return score
-        there = score.all_parts
-        missing = [name for name in self._parts if name not in there]
-        if not missing:
-            return score
-        why = f"task.reward_weights names {missing[0]}, but the parts of the reward are "
-        why += ", ".join(there)
-        if missing[0] == "format" and self._scorer is not None:
-            why += "; a reward has the part format if it returns format_reward"
-        return RewardError(why, repeats=True)
 
 
 def _scoring_stage(stream: str) -> str:
@@ -418,7 +405,7 @@ def _scoring_stage(stream: str) -> str:
 def _scored(
     rollouts: _Rollouts,
     scores: list[Scores],
-    parts: Sequence[str],
+    parts: Collection[str],
     loaded: list[Loaded],
     spans: list[Span],
 ) -> Scored:
@@ -491,7 +478,7 @@ def _double(values: list[float | None]) -> torch.Tensor:
     return torch.tensor(known, dtype=torch.float64)
 
 
-def _parts_of(scores: Sequence[Score], names: Sequence[str]) -> torch.Tensor | None:
+def _parts_of(scores: Sequence[Score], names: Collection[str]) -> torch.Tensor | None:
     """Return the named parts of the rewards, (G, K) float32, or None if no part is named."""
     if not names:
         return None

@@ -86,6 +86,28 @@ def has_failed(answer: Score | RewardError) -> bool:
     return isinstance(answer, RewardError) and answer.is_failure
 
 
+def with_weighted_parts(
+    answer: Score | RewardError, weights: Mapping[str, float]
+) -> Score | RewardError:
+    """Return the answer to a request, or an error if its score lacks a part that has a weight.
+
+    Args:
+        answer: The score, or the reason why there is none.
+        weights: Weight of each part (`task.reward_weights`).
+    """
+    if isinstance(answer, RewardError) or not weights:
+        return answer
+    there = answer.all_parts
+    missing = [name for name in weights if name not in there]
+    if not missing:
+        return answer
+    why = f"task.reward_weights names {missing[0]}, but the parts of the reward are "
+    why += ", ".join(there)
+    if missing[0] == "format":
+        why += "; a reward has the part format if it returns format_reward"
+    return RewardError(why, repeats=True)
+
+
 def as_score(result: Any) -> Score:
     """Convert the result of a user's reward function to a `Score`.
 

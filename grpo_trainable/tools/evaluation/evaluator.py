@@ -24,6 +24,7 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, Task, eval_size
 from grpo_trainable.tasks.mix import MixTask
 from grpo_trainable.tasks.prompts import Prompts, build_task
+from grpo_trainable.tasks.task import with_weighted_parts
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 from grpo_trainable.tools.evaluation.generation import Generation
 from grpo_trainable.tools.evaluation.policy import EvaluatedPolicy
@@ -119,7 +120,9 @@ class Evaluator:
             sampled = [response for group in groups for response in self._responses(group)]
             if scores is None:
                 scores = self._scores(groups)
-            yield [_with_score(own, score) for own, score in zip(sampled, scores, strict=True)]
+            weights = self.config.task.part_weights
+            answers = [with_weighted_parts(score, weights) for score in scores]
+            yield [_with_score(own, answer) for own, answer in zip(sampled, answers, strict=True)]
 
     def close(self) -> None:
         """End the processes that compute rewards and play environments."""

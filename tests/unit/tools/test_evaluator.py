@@ -349,3 +349,11 @@ def test_a_checkpoint_is_sampled_with_the_threads_of_its_trial(policy, tmp_path)
     own = config(policy, resources={"generator_cpus": 1.95})
     trained = read_trained_policy(checkpoint(tmp_path / "checkpoint_000001", own))
     assert sampling_threads(None, trained, 1) == 2
+
+
+def test_an_evaluation_refuses_the_weights_that_a_trial_refuses(policy: str, tmp_path: Path):
+    (tmp_path / "mine.py").write_text("def score(response, ground_truth): return 1.0")
+    own = {"reward": f"{tmp_path}/mine.py:score", "reward_weights": '{"mine": 5}'}
+    generations = evaluated(config(policy, task=own))
+    wanted = "task.reward_weights names mine, but the parts of the reward are answer"
+    assert {(each.reward, each.error) for each in generations} == {(None, wanted)}
