@@ -143,13 +143,15 @@ class ProcessScorer:
             self._has_spare: bool = ready["has_spare"]
             self._may_die_of_responses: bool = ready["may_die_of_responses"]
             self._reads: list[str] = ready["reads"]
-            self._weights = (weights or {}) if ready["parts"] else {}
+            parts: list[str] = ready["parts"]
             self._free.put(worker)
         try:
-            _refuse_other_parts(_named(reward, task), ready["parts"], self._weights)
+            _refuse_other_parts(_named(reward, task), parts, weights or {})
         except ValueError:
             self.close()
             raise
+        # A sum of rewards has no answer of its own, so its answer reward is the weighted sum.
+        self._weights = (weights or {}) if parts and "answer" not in parts else {}
         if self._has_spare:
             self._processes.append(self._start())
 

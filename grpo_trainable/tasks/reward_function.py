@@ -70,8 +70,8 @@ class RewardFunction:
     # Fields of `Responses` that the function reads, besides `texts` and `ground_truth`.
     reads: frozenset[str] = frozenset()
     name: str = ""  # name of this reward's part in a sum of rewards
-    # Names of the reward's parts, if they are known in advance: the rewards of a sum, or the
-    # criteria of a judge.
+    # Names of the reward's parts, if they are known in advance: the rewards of a sum, the criteria
+    # of a judge, or only the answer.
     parts: tuple[str, ...] = ()
     takes_messages: bool = True  # False: the prompt must be text
     # Prepares the process for the first call. Not called if the reward is only checked.
@@ -198,6 +198,7 @@ def _trl(function: Callable[..., Any], takes: _Parameters) -> RewardFunction:
         score=score,
         scores_groups=True,
         columns=frozenset(takes.required - TRL_LISTS - TRL_LOGS - {GROUND_TRUTH}),
+        parts=("answer",),  # the function returns only numbers
         reads=frozenset({"token_ids", "prompt", "columns"}),
     )
 

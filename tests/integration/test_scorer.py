@@ -505,6 +505,12 @@ def test_a_list_of_functions_gives_a_part_for_each_and_their_weighted_sum(groups
         assert answers == [Score(total, None, total, parts=parts)] * 2
 
 
+def test_the_only_part_of_one_function_of_trls_form_is_the_answer(groups):
+    check_reward(f"{groups}:grouped", weighted=["answer"])
+    with pytest.raises(ValueError, match=r"names grouped, but .*:grouped has the parts answer$"):
+        check_reward(f"{groups}:grouped", weighted=["grouped"])
+
+
 def test_a_json_list_of_rewards_is_one_reward_with_a_part_for_each(groups):
     reward = f'["{groups}:grouped", "{groups}:half"]'
     with contextlib.closing(ProcessScorer(reward, deadline_s=60)) as scorer:

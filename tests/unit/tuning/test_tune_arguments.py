@@ -485,6 +485,13 @@ def test_a_reward_must_suit_the_columns_of_the_prompts_and_its_weights(command, 
         command(*sync, "task.reward=r.py:both", *weights),
         "task.reward_weights: names by_wrods, but task.reward=",
     )
+    one = ("task.reward=r.py:by_words", "--set")
+    refused(
+        command(*sync, *one, 'task.reward_weights={"by_words": 1}'),
+        f"task.reward_weights: names by_words, but task.reward={tmp_path}/r.py:by_words has the "
+        "parts answer",
+    )
+    assert command(*sync, *one, 'task.reward_weights={"answer": 1}')[0] == 0
 
 
 @pytest.mark.slow
