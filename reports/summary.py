@@ -50,6 +50,10 @@ UNEQUAL = (
     "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
     "Use --samples N to train every arm on N responses."
 )
+OTHER_WEIGHTS = (
+    "The arms have different task.reward_weights, so their rewards measure different things. "
+    "Compare the parts of the reward instead."
+)
 DIFFERENT = "The trials trained on different numbers of samples"
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
@@ -76,6 +80,7 @@ class TrialSummary:
     eval_s: float
     checkpoint_s: float
     device_hours: float | None
+    part_weights: Mapping[str, float]  # weight of each part of the reward; empty without weights
     first: float | None
     last: float | None
     # Planned number of responses to train on before an evaluation -> held-out reward.
@@ -115,6 +120,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         eval_s=sum(trial.column("time/eval_s")),
         checkpoint_s=sum(trial.column("time/checkpoint_s")),
         device_hours=trial.last("cost/device_hours"),
+        part_weights=trial.config.task.part_weights,
         first=trial.last("reward/eval_first"),
         last=trial.reward_after,
         rewards={
@@ -164,6 +170,13 @@ class Comparison:
         medians = [median([t.samples for t in own if t.complete]) for own in self.arms.values()]
         known = [samples for samples in medians if samples is not None]
         return not known or max(known) <= (1 + EQUAL_SAMPLES) * min(known)
+
+    @property
+    def about_rewards(self) -> list[str]:
+        """Return a sentence for each reason not to compare the rewards of the arms."""
+        weights = [trial.part_weights for trials in self.arms.values() for trial in trials]
+        notes = [] if self.equal_samples else [UNEQUAL]
+        return notes + ([OTHER_WEIGHTS] if any(own != weights[0] for own in weights) else [])
 
     @property
     def has_ratios(self) -> bool:
@@ -241,9 +254,7 @@ class Comparison:
         ]
         if fewer:
             notes.append(f"These speed-ups rest on only some of the seeds: {', '.join(fewer)}.")
-        if not self.equal_samples:
-            notes.append(UNEQUAL)
-        notes += [*self._stopped_early(), *self._at_equal_samples()]
+        notes += [*self.about_rewards, *self._stopped_early(), *self._at_equal_samples()]
         return notes + self._stood_still() + self.truncated() + self._notes_on_other_work()
 
     def _precision_of_rewards(self) -> str:

@@ -16,7 +16,7 @@ from reports.intervals import LEVEL, MOST_SEEDS, identical
 from reports.own_files import replaced
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import ADVICE, UNEQUAL, Comparison
+from reports.summary import ADVICE, Comparison
 
 FEW_SEEDS = 3  # with two seeds, Student's interval is 3.6 times as wide as with three
 
@@ -93,7 +93,7 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
     said = [] if doubt is None else [doubt]
     for quantity in found:
         said += _of_quantity(quantity, comparison, doubts=doubt is None)
-    said += [] if comparison.equal_samples else [UNEQUAL]
+    said += comparison.about_rewards
     said += _of_one_seed(found)
     among_seeds = max(
         sum(len(own.seeds) > 1 and own.told_apart is not None for own in q.contrasts.values())

@@ -148,10 +148,10 @@ class CommonTaskSettings(Settings):
     )
     reward_weights: str | None = text(
         None,
-        "Weights of the parts of the reward, as JSON. Training uses the weighted sum of the parts. "
+        "Weights of the parts of the reward, as JSON. The reward is the weighted sum of the parts. "
         "Built-in rewards have the parts `format` and `answer`, your own reward has the parts that "
         "it returns, a list of rewards has one part for each reward, and a judge has one part for "
-        "each criterion. `none` uses the reward itself.",
+        "each criterion. `none`: the reward that the task or function returns.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )

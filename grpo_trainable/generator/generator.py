@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.protocol.weight_transfer import WeightReceiver
 from grpo_trainable.tasks import RewardError, Score
 from grpo_trainable.tasks.prompts import Prompts, build_task
-from grpo_trainable.tasks.task import has_failed, with_weighted_parts
+from grpo_trainable.tasks.task import has_failed, weighted
 from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memory
 from grpo_trainable.telemetry.progress import advance, steps_done
 from grpo_trainable.telemetry.timers import Span, StageClock, now
@@ -137,7 +137,7 @@ class Generator:
             self._player = EpisodePlayer(config.env, self._prompts, self._tokenizer)
         elif not isinstance(self.engine, EarningEngine):
             self._scorer = make_scorer(config, task)
-        self._weights = config.task.part_weights  # weights of the reward parts in the groups
+        self._weights = config.task.part_weights
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
         """Fetch published weights and load them into the engine, which verifies them.
@@ -313,7 +313,6 @@ class Generator:
         assert isinstance(self.engine, PlayingEngine), "the config check rejects other engines"
         groups, scores = self._player.play(self.engine, requests, self.between_tokens)
         check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
-        scores = [[with_weighted_parts(score, self._weights) for score in own] for own in scores]
         return groups, scores
 
     def _earn(
@@ -392,8 +391,7 @@ class Generator:
             for ids in of_group
         ]
         assert self._scorer is not None, "episodes are scored while they are played"
-        scored = self._scorer.score(requests)
-        answers = (with_weighted_parts(answer, self._weights) for answer in scored)
+        answers = iter(self._scorer.score(requests))
         return [[next(answers) for _ in of_group] for of_group in responses]
 
 
@@ -405,7 +403,7 @@ def _scoring_stage(stream: str) -> str:
 def _scored(
     rollouts: _Rollouts,
     scores: list[Scores],
-    parts: Collection[str],
+    weights: Mapping[str, float],
     loaded: list[Loaded],
     spans: list[Span],
 ) -> Scored:
@@ -416,10 +414,11 @@ def _scored(
     Args:
         rollouts: The groups and their completions.
         scores: The result of `Generator._scores`.
-        parts: Names of the reward parts to put into the groups.
+        weights: Weight of each part of the reward; empty if the task's own reward counts.
         loaded: Records of the weights that the engine loaded while it sampled.
         spans: The times that the call spent on each stage.
     """
+    scores = [[weighted(score, weights) for score in row] for row in scores]
     scored = Scored(
         groups=[],
         failed=[],
@@ -459,18 +458,23 @@ def _scored(
                 rewards=torch.tensor([score.reward for score in valid], dtype=torch.float32),
                 format_rewards=_double([score.format_reward for score in valid]),
                 answer_rewards=_double([score.answer_reward for score in valid]),
-                reward_parts=_parts_of(valid, parts),
+                reward_parts=_parts_of(valid, weights),
                 # The parts of an episode are the numbers in its `info`.
-                parts=None if group.info is not None else _returned_parts(valid),
+                parts=None if group.info is not None else _logged_parts(valid, weights),
             )
         )
     return scored
 
 
-def _returned_parts(scores: Sequence[Score]) -> dict[str, list[float | None]] | None:
-    """Return every part that the reward function returned, by name, or None if there are none."""
-    names = sorted({name for score in scores for name in score.parts})
-    return {name: [score.parts.get(name) for score in scores] for name in names} or None
+def _logged_parts(
+    scores: Sequence[Score], weighted_names: Collection[str]
+) -> dict[str, list[float | None]] | None:
+    """Return every part that has a weight or that the reward function returned, by name.
+
+    The result is None if there are no such parts.
+    """
+    names = sorted({*weighted_names, *(name for score in scores for name in score.parts)})
+    return {name: [score.all_parts.get(name) for score in scores] for name in names} or None
 
 
 def _double(values: list[float | None]) -> torch.Tensor:

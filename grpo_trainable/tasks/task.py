@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from grpo_trainable.environments.environment import finite_float32
@@ -86,13 +87,14 @@ def has_failed(answer: Score | RewardError) -> bool:
     return isinstance(answer, RewardError) and answer.is_failure
 
 
-def with_weighted_parts(
-    answer: Score | RewardError, weights: Mapping[str, float]
-) -> Score | RewardError:
-    """Return the answer to a request, or an error if its score lacks a part that has a weight.
+def weighted(answer: Score | RewardError, weights: Mapping[str, float]) -> Score | RewardError:
+    """Return the score with the weighted sum of its parts as the reward.
+
+    Return an error if the score lacks a part that has a weight. Without weights, or if `answer` is
+    an error already, it does not change.
 
     Args:
-        answer: The score, or the reason why there is none.
+        answer: The score of a response, or the reason why there is none.
         weights: Weight of each part (`task.reward_weights`).
     """
     if isinstance(answer, RewardError) or not weights:
@@ -100,7 +102,8 @@ def with_weighted_parts(
     there = answer.all_parts
     missing = [name for name in weights if name not in there]
     if not missing:
-        return answer
+        total = math.fsum(weight * there[name] for name, weight in weights.items())
+        return replace(answer, reward=total)
     why = f"task.reward_weights names {missing[0]}, but the parts of the reward are "
     why += ", ".join(there)
     if missing[0] == "format":

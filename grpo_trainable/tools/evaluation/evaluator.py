@@ -24,7 +24,7 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, Task, eval_size
 from grpo_trainable.tasks.mix import MixTask
 from grpo_trainable.tasks.prompts import Prompts, build_task
-from grpo_trainable.tasks.task import with_weighted_parts
+from grpo_trainable.tasks.task import weighted
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 from grpo_trainable.tools.evaluation.generation import Generation
 from grpo_trainable.tools.evaluation.policy import EvaluatedPolicy
@@ -121,7 +121,7 @@ class Evaluator:
             if scores is None:
                 scores = self._scores(groups)
             weights = self.config.task.part_weights
-            answers = [with_weighted_parts(score, weights) for score in scores]
+            answers = [weighted(score, weights) for score in scores]
             yield [_with_score(own, answer) for own, answer in zip(sampled, answers, strict=True)]
 
     def close(self) -> None:

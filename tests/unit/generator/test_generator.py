@@ -72,7 +72,7 @@ def score_groups(groups: list[RolloutGroup], scores: list[list[Score | RewardErr
     rollouts = _Rollouts(
         stream="train", groups=groups, rubrics=[None] * len(groups), completions=[]
     )
-    return _scored(rollouts, scores, parts=(), loaded=[], spans=[])
+    return _scored(rollouts, scores, weights={}, loaded=[], spans=[])
 
 
 def texts_of(unit: Scored) -> list[list[str]]:

@@ -84,8 +84,10 @@ def test_parts_of_a_users_reward_become_gdpo_advantages(policy_path, tmp_path):
     wanted = (sums - sums.mean()) / (sums.std() + 1e-8)
     advantages = learner.update([unit.groups]).responses.advantages
     assert advantages == pytest.approx(wanted.flatten().numpy(), abs=1e-5)
-    # The metrics report the function's total reward.
-    assert all(group.rewards.eq(1.0).all() for group in unit.groups)
+    # The reward that metrics and evaluations show is the weighted sum, before normalising.
+    for group in unit.groups:
+        assert group.reward_parts is not None
+        assert group.rewards.tolist() == (group.reward_parts @ torch.tensor([2.0, 0.5])).tolist()
 
 
 @pytest.mark.slow
@@ -99,6 +101,21 @@ def test_without_normalising_the_weighted_sum_is_the_reward(policy_path):
     wanted = torch.tensor([-0.375, 0.625, 0.375, -0.625]) / (0.265625 * 12 / 11) ** 0.5
     advantages = learner.update([groups]).responses.advantages
     assert advantages == pytest.approx(wanted.repeat(3).numpy(), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_parts_of_a_built_in_reward_are_logged_if_they_have_weights(policy_path):
+    config = config_of(policy_path, reward_weights='{"answer": 1, "format": 0.25}')
+    _, unit = sampled(config, InProcess())
+    for group in unit.groups:
+        assert group.parts is not None
+        answers, formats = group.parts["answer"], group.parts["format"]
+        assert answers == group.answer_rewards.tolist()
+        assert formats == group.format_rewards.tolist()
+        sums = [a + 0.25 * f for a, f in zip(answers, formats, strict=True)]
+        assert group.rewards.tolist() == pytest.approx(sums)
+    _, unit = sampled(config_of(policy_path), InProcess())
+    assert all(group.parts is None for group in unit.groups)
 
 
 @pytest.mark.slow

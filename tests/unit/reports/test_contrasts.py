@@ -25,7 +25,7 @@ from reports.own_files import changed_code
 from reports.pace import pace_of
 from reports.parquet_reader import read_files
 from reports.records import ExperimentRecord, TrialRecord
-from reports.summary import COVERS, UNEQUAL, compare, table
+from reports.summary import COVERS, OTHER_WEIGHTS, UNEQUAL, compare, table
 from reports.verdicts import before_and_after, quantities, short_answer, verdicts
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
@@ -493,9 +493,22 @@ def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
     assert UNEQUAL in compare(record.trials).footnotes()
     assert UNEQUAL in told(record)
 
+    assert OTHER_WEIGHTS not in [*compare(record.trials).footnotes(), *told(record)]
+
     # A running trial has fewer samples only for now.
     record = write(tmp_path / "running", {BASE: [rows(rng)], OTHER: [rows(rng)[:8]]})
     assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
+
+
+def test_rewards_with_other_weights_are_not_to_be_compared(tmp_path):
+    rng = np.random.default_rng(0)
+    experiments.write_experiment(tmp_path / "e")
+    for arm, weights in ((BASE, '{"answer": 1}'), (OTHER, '{"answer": 2}')):
+        params = experiments.config(arm, rounds=ROUNDS, task={"reward_weights": weights})
+        experiments.write_trial(tmp_path / "e", params, rows(rng))
+    record = read_experiment(tmp_path / "e")
+    assert OTHER_WEIGHTS in compare(record.trials).footnotes()
+    assert OTHER_WEIGHTS in told(record)
 
 
 def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):

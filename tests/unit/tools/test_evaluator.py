@@ -351,6 +351,21 @@ def test_a_checkpoint_is_sampled_with_the_threads_of_its_trial(policy, tmp_path)
     assert sampling_threads(None, trained, 1) == 2
 
 
+def test_the_reward_of_an_evaluation_is_the_weighted_sum_as_in_the_trial(
+    policy: str, tmp_path: Path
+):
+    (tmp_path / "mine.py").write_text(
+        "def score(response, ground_truth):\n"
+        '    return {"reward": 1.0, "parts": {"letters": len(response)}}\n'
+    )
+    own = {"reward": f"{tmp_path}/mine.py:score", "reward_weights": '{"letters": 0.5, "answer": 3}'}
+    generations = evaluated(config(policy, task=own))
+    assert [each.reward for each in generations] == [
+        3 + 0.5 * len(each.response) for each in generations
+    ]
+    assert {each.answer_reward for each in generations} == {1.0}
+
+
 def test_an_evaluation_refuses_the_weights_that_a_trial_refuses(policy: str, tmp_path: Path):
     (tmp_path / "mine.py").write_text("def score(response, ground_truth): return 1.0")
     own = {"reward": f"{tmp_path}/mine.py:score", "reward_weights": '{"mine": 5}'}
