@@ -30,12 +30,12 @@ EXAMPLES = 4  # number of held-out prompts whose responses are shown
 MAX_SECONDS = 1 << 40  # seconds since 1970; a larger number is not a time
 
 # Columns that older versions did not write, or that only some trials have.
-OPTIONAL = frozenset({"turns", "ground_truth", "format_reward", "answer_reward"})
+OPTIONAL = frozenset({"turns", "ground_truth", "format_reward", "answer_reward", "parts"})
 
 # The columns to read from each kind of part. The parts have other columns too.
 READ = {
     "rollouts": ("round", "cursor", "lag", "first_use"),
-    "evaluations": tuple(n for n in SCHEMAS["evaluations"].names if n not in ("task", "parts")),
+    "evaluations": tuple(n for n in SCHEMAS["evaluations"].names if n != "task"),
     "steps": ("round", "step", "clip_fraction", "kl_behaviour_nats"),
     "versions": ("at", "side", "actor", "version"),
 }
@@ -284,10 +284,24 @@ def truth_text(row: Mapping[str, Any]) -> str | None:
 
 
 def scores_text(row: Mapping[str, Any]) -> str:
-    """Return `reward 0.50`, plus the format reward and the answer reward if the row has both."""
-    parts = {"format": row["format_reward"], "answer": row["answer_reward"]}
-    whole = {"reward": row["reward"], **({} if None in parts.values() else parts)}
+    """Return `reward 0.50`, plus every part of the reward.
+
+    The format reward and the answer reward are included if the row has both.
+    """
+    built_in = {"format": row["format_reward"], "answer": row["answer_reward"]}
+    whole = {"reward": row["reward"], **({} if None in built_in.values() else built_in)}
+    whole |= _numbers(row["parts"])
     return ", ".join(f"{name} {value:.2f}" for name, value in whole.items())
+
+
+def _numbers(stored: str | None) -> dict[str, float]:
+    """Return the parts of a reward; empty if there are none or they are malformed."""
+    try:
+        parts = json.loads(stored or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    given = parts.items() if isinstance(parts, dict) else ()
+    return {k: v for k, v in given if isinstance(v, int | float) and abs(v) < MAX_NUMBER}
 
 
 def _turn_lines(turn: Mapping[str, Any]) -> Iterator[str]:

@@ -24,7 +24,15 @@ from reports.contrasts import Contrast
 from reports.menu import Menu
 from reports.parquet_reader import StepPoint, TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
-from reports.series import Arms, Series, frontier, lag_shares, metric, stage_seconds
+from reports.series import (
+    Arms,
+    Series,
+    frontier,
+    held_out_parts,
+    lag_shares,
+    metric,
+    stage_seconds,
+)
 from reports.summary import DEVICE, MARK, Comparison
 
 STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
@@ -41,6 +49,7 @@ def sections(
     return [
         Section(title="What was learned", plots=_learning(arms, comparison)),
         *_titled("What was learned in each task", _tasks(arms)),
+        *_titled("What was learned in each part of the reward", _parts(arms)),
         Section(title="Speed and cost", plots=_costs(comparison), legend=False),
         Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
         Section(title="How far the policy drifted", plots=_drift(arms)),
@@ -173,7 +182,7 @@ def _tasks(arms: Arms) -> list[Plot]:
             "task: raise the task's weight in task.mix.",
             x_label="round",
             y_label="mean reward",
-            series=_held_out_of(label),
+            series=_held_out_of(f"eval/{label}/reward"),
             dotted=metric(f"task/{label}/reward_mean"),
             legend_of=("held out", "in training"),
             missing=f"No round recorded eval/{label}/reward_mean.",
@@ -182,20 +191,42 @@ def _tasks(arms: Arms) -> list[Plot]:
     ]
 
 
-def _held_out_of(label: str) -> Series:
-    """Return the series of one task's held-out reward by round, including round 0."""
+def _parts(arms: Arms) -> list[Plot]:
+    """Return a plot for each part of the reward; none if no trial logged a part."""
+    names = held_out_parts([trial for of_arm in arms.values() for trial in of_arm])
+    return [
+        lines(
+            arms,
+            name=f"part_{place}",
+            title=f"Part {name}",
+            look="Solid: this part of the reward on held-out prompts, without its weight. Dotted: "
+            "the part in training. If one part falls while others rise, the policy gives up one "
+            "goal for the others: change task.reward_weights.",
+            x_label="round",
+            y_label="mean of the part",
+            series=_held_out_of(f"eval_part/{name}"),
+            dotted=metric(f"part/{name}_mean"),
+            legend_of=("held out", "in training"),
+            missing=f"No round recorded eval_part/{name}_mean.",
+        )
+        for place, name in enumerate(names)
+    ]
+
+
+def _held_out_of(quantity: str) -> Series:
+    """Return the series of a held-out quantity by round, including round 0.
+
+    Args:
+        quantity: The start of two metrics, which end with `_mean` and `_first`.
+    """
 
     def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
         for round_, _, row in trial.evaluated():
-            reward = row.get(f"eval/{label}/reward_mean") if row else trial.last(_first(label))
-            if reward is not None:
-                yield round_, round_, reward
+            mean = row.get(f"{quantity}_mean") if row else trial.last(f"{quantity}_first")
+            if mean is not None:
+                yield round_, round_, mean
 
     return series
-
-
-def _first(label: str) -> str:
-    return f"eval/{label}/reward_first"
 
 
 def _beware(comparison: Comparison) -> str:
@@ -394,8 +425,8 @@ def _drift(arms: Arms) -> list[Plot]:
             arms,
             name="frontier",
             title="Reward against drift",
-            look="The trade-off between reward and distance from the reference. Up and to the left "
-            "is better: more held-out reward for less KL. Each point is an evaluation."
+            look="The trade-off between reward and distance from the reference. Up and to the "
+            "left is better: more held-out reward for less KL. Each point is an evaluation."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",

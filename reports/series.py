@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_trainable.config import schedule
+from grpo_trainable.telemetry.metrics import EVAL_PART_MEAN
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 from reports.records import TrialRecord
 
@@ -41,6 +42,17 @@ def metric(name: str, factor: float = 1.0) -> Series:
                 yield round_, round_, 0.0 + factor * row[name]  # no negative zero
 
     return series
+
+
+def held_out_parts(trials: Iterable[TrialRecord]) -> list[str]:
+    """Return the names of the parts of the reward that evaluations of these trials have."""
+    start, end = EVAL_PART_MEAN.split("NAME")
+    metrics = {name for trial in trials for row in trial.rows for name in row}
+    return sorted(
+        name.removeprefix(start).removesuffix(end)
+        for name in metrics
+        if name.startswith(start) and name.endswith(end)
+    )
 
 
 def frontier(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:

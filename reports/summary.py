@@ -23,6 +23,7 @@ from reports.pace import Pace, counted_disturbed
 from reports.population import HEADER as LINEAGE
 from reports.population import SAID, lineage
 from reports.records import TrialRecord
+from reports.series import held_out_parts
 
 BASELINE = "colocated_k1"
 # Shown in place of a speed, or after a total, that cannot be compared because of other processes.
@@ -81,6 +82,8 @@ class TrialSummary:
     checkpoint_s: float
     device_hours: float | None
     part_weights: Mapping[str, float]  # weight of each part of the reward; empty without weights
+    # Name of a part of the reward -> its held-out means: before training, in the latest evaluation.
+    parts: Mapping[str, tuple[float, float]]
     first: float | None
     last: float | None
     # Planned number of responses to train on before an evaluation -> held-out reward.
@@ -121,6 +124,12 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         checkpoint_s=sum(trial.column("time/checkpoint_s")),
         device_hours=trial.last("cost/device_hours"),
         part_weights=trial.config.task.part_weights,
+        parts={
+            name: (first, last)
+            for name in held_out_parts([trial])
+            if (first := trial.last(f"eval_part/{name}_first")) is not None
+            and (last := trial.last(f"eval_part/{name}_mean")) is not None
+        },
         first=trial.last("reward/eval_first"),
         last=trial.reward_after,
         rewards={
@@ -254,7 +263,12 @@ class Comparison:
         ]
         if fewer:
             notes.append(f"These speed-ups rest on only some of the seeds: {', '.join(fewer)}.")
-        notes += [*self.about_rewards, *self._stopped_early(), *self._at_equal_samples()]
+        notes += [
+            *self._about_parts(),
+            *self.about_rewards,
+            *self._stopped_early(),
+            *self._at_equal_samples(),
+        ]
         return notes + self._stood_still() + self.truncated() + self._notes_on_other_work()
 
     def _precision_of_rewards(self) -> str:
@@ -264,6 +278,23 @@ class Comparison:
             f"Held-out reward: the mean over {plural(prompts, 'prompt')}, with a standard error of "
             f"at most {0.5 / math.sqrt(prompts):.2f} if rewards lie between 0 and 1. "
         )
+
+    def _about_parts(self) -> list[str]:
+        """Return a note on the parts of each arm's reward, as medians over the seeds."""
+        notes = []
+        for arm, trials in self.arms.items():
+            names = dict.fromkeys(name for trial in trials for name in trial.parts)
+            shown = []
+            for name in names:
+                pairs = [trial.parts[name] for trial in trials if name in trial.parts]
+                before, after = (statistics.median(ends) for ends in zip(*pairs, strict=True))
+                shown.append(f"{name} {before:.3f} -> {after:.3f}")
+            if shown:
+                notes.append(
+                    f"Parts of the held-out reward of {arm}, before training and at the latest "
+                    f"evaluation, without their weights: {', '.join(shown)}."
+                )
+        return notes
 
     def _stopped_early(self) -> list[str]:
         """Return a note for each cause that ended trials before their last round."""

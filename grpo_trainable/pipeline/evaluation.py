@@ -44,6 +44,7 @@ class Evaluation:
     tasks: dict[str, dict[str, float]] = field(default_factory=dict)
     # Name of a part of the reward -> its mean (`part_means`).
     parts: dict[str, float] = field(default_factory=dict)
+    parts_first: dict[str, float] = field(default_factory=dict)  # `parts` of the first evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,7 @@ def held_out_rewards(
     rewards = [float(group.rewards.mean()) for group in groups]
     # fsum is exact, so the order in which generators answered does not matter.
     mean = math.fsum(rewards) / len(rewards)
+    parts = part_means(groups)
     evaluation = Evaluation(
         first=mean if before is None else before.first,
         mean=mean,
@@ -112,7 +114,8 @@ def held_out_rewards(
             [prompt.prompt_index for prompt in failed],
             {} if before is None else before.tasks,
         ),
-        parts=part_means(groups),
+        parts=parts,
+        parts_first=parts if before is None else before.parts_first,
     )
     return evaluation, HeldOut(round=round_, groups=groups), notes
 

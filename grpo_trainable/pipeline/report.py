@@ -13,6 +13,7 @@ from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import Sync, VersionChange
 from grpo_trainable.tasks.task import USAGE
 from grpo_trainable.telemetry.metrics import (
+    EVAL_PART_FIRST,
     EVAL_PART_MEAN,
     ActorSpan,
     named_metrics,
@@ -223,6 +224,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
             for name, value in figures.items()
         },
         **named_metrics(EVAL_PART_MEAN, evaluation.parts),
+        **named_metrics(EVAL_PART_FIRST, evaluation.parts_first),
     }
 
 

@@ -134,8 +134,10 @@ BY_TASK = (
 INFO_MEAN = "env/NAME_mean"
 
 # Metrics for each part that a reward function returns; NAME stands for the part's name. PART_MEAN
-# is about the responses that a round trained on, EVAL_PART_MEAN about held-out responses.
+# is about the responses that a round trained on, EVAL_PART_MEAN about held-out responses, and
+# EVAL_PART_FIRST about held-out responses before training.
 PART_MEAN, EVAL_PART_MEAN = "part/NAME_mean", "eval_part/NAME_mean"
+EVAL_PART_FIRST = "eval_part/NAME_first"
 
 
 def named_metrics(metric: str, means: Mapping[str, float]) -> dict[str, float]:

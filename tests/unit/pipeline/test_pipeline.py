@@ -28,7 +28,7 @@ from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.collector import Collector
 from grpo_trainable.pipeline.evaluation import held_out_rewards
-from grpo_trainable.pipeline.report import Recorder, update_metrics
+from grpo_trainable.pipeline.report import Recorder, evaluation_metrics, update_metrics
 from grpo_trainable.protocol.calls import ActorFailed
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
@@ -1063,6 +1063,21 @@ def test_held_out_answers_that_could_not_be_verified_are_told() -> None:
     evaluation, _, notes = held_out_rewards(config, 0, None, answers, ByTask(config))
     assert evaluation.mean == 0.5
     assert notes == ["3 of 6 held-out responses could not be verified and count as wrong"]
+
+
+def test_an_evaluation_keeps_the_parts_of_the_first_evaluation() -> None:
+    config = config_of()  # three prompts of two responses
+    last = None
+    for round_, short in enumerate((0.25, 0.5, 0.75)):
+        groups = [
+            replace(one_token_group(i, rewards=(1.0, 0.0)), parts={"short": [short, short]})
+            for i in range(3)
+        ]
+        answers = [scored(*groups, unverified=0)]
+        last, _, _ = held_out_rewards(config, round_, last, answers, ByTask(config))
+    assert last is not None
+    row = evaluation_metrics(last)
+    assert (row["eval_part/short_first"], row["eval_part/short_mean"]) == (0.25, 0.75)
 
 
 def some_held_out_fail(*prompt_indices: int) -> Callable[[str, int], bool]:

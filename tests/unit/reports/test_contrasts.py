@@ -23,7 +23,8 @@ from reports.experiment import read_experiment
 from reports.intervals import Estimate
 from reports.own_files import changed_code
 from reports.pace import pace_of
-from reports.parquet_reader import read_files
+from reports.parquet_reader import read_files, scores_text
+from reports.plots import _held_out_of, sections
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import COVERS, OTHER_WEIGHTS, UNEQUAL, compare, table
 from reports.verdicts import before_and_after, quantities, short_answer, verdicts
@@ -498,6 +499,42 @@ def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
     # A running trial has fewer samples only for now.
     record = write(tmp_path / "running", {BASE: [rows(rng)], OTHER: [rows(rng)[:8]]})
     assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
+
+
+def test_the_parts_of_a_reward_are_shown_before_and_after_training(tmp_path):
+    shown = {"eval_part/brief_first": 0.75, "part/brief_mean": 0.5}
+    own = [
+        experiments.row(
+            n, eval__round=float(n), **shown, **{"eval_part/brief_mean": 0.75 + n / 100}
+        )
+        for n in (1, 2)
+    ]
+    record = write(tmp_path / "e", {BASE: [own]})
+    comparison = compare(record.trials)
+    assert (
+        f"Parts of the held-out reward of {BASE}, before training and at the latest evaluation, "
+        "without their weights: brief 0.750 -> 0.770."
+    ) in comparison.footnotes()
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    found = {own.title: own.plots for own in sections(record, comparison, files)}
+    (plot,) = found["What was learned in each part of the reward"]
+    assert (plot.title, plot.missing) == ("Part brief", None)
+    assert plot.alt.endswith("0.77.")
+    assert list(_held_out_of("eval_part/brief")(record.trials[0])) == [
+        (0, 0, 0.75),
+        (1, 1, 0.76),
+        (2, 2, 0.77),
+    ]
+    without = write(tmp_path / "without", {BASE: [rows(np.random.default_rng(0))]})
+    titles = [own.title for own in sections(without, compare(without.trials), files)]
+    assert "What was learned in each part of the reward" not in titles
+
+
+def test_the_parts_of_a_reward_follow_the_reward_of_a_response():
+    row = {"reward": 0.5, "format_reward": None, "answer_reward": 0.5, "parts": '{"brief": 0.25}'}
+    assert scores_text(row) == "reward 0.50, brief 0.25"
+    assert scores_text({**row, "parts": None}) == "reward 0.50"
+    assert scores_text({**row, "parts": '["brief"]'}) == "reward 0.50"
 
 
 def test_rewards_with_other_weights_are_not_to_be_compared(tmp_path):

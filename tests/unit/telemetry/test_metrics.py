@@ -18,6 +18,7 @@ from grpo_trainable.pipeline.rollout_metrics import (
 )
 from grpo_trainable.telemetry.metrics import (
     BY_TASK,
+    EVAL_PART_FIRST,
     EVAL_PART_MEAN,
     INFO_MEAN,
     NAMES,
@@ -150,9 +151,11 @@ def test_parts_of_a_reward_are_means_over_the_responses_that_have_them() -> None
     means = part_means(groups)
     assert means == {"found": 0.75, "short": pytest.approx(2 / 3)}
     row = named_metrics(PART_MEAN, means) | named_metrics(EVAL_PART_MEAN, means)
+    row |= named_metrics(EVAL_PART_FIRST, means)
     assert set(row) == {
         *("part/found_mean", "part/short_mean"),
         *("eval_part/found_mean", "eval_part/short_mean"),
+        *("eval_part/found_first", "eval_part/short_first"),
     }
     assert all(map(is_named_by_user, row))
     assert part_means(groups[2:]) == {}
@@ -244,6 +247,6 @@ def test_every_metric_has_a_row_in_the_docs_and_every_row_is_a_metric() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     # The rows of metrics have five cells: name, unit, source, healthy value, when absent.
     of_metrics = [row for row in rows if len(row) == 5]
-    metrics = {*NAMES, *BY_TASK, INFO_MEAN, PART_MEAN, EVAL_PART_MEAN}
+    metrics = {*NAMES, *BY_TASK, INFO_MEAN, PART_MEAN, EVAL_PART_MEAN, EVAL_PART_FIRST}
     assert sorted(row[0].strip("`") for row in of_metrics) == sorted(metrics)
     assert [row[0] for row in of_metrics if not all(row[1:4]) and "_fraction" not in row[0]] == []
