@@ -89,6 +89,15 @@ def number(
 positive = number(float, 0, above=True)
 
 
+def share(text: str) -> float:
+    """Convert a share such as 0.05 to a number. This is an argparse type."""
+    value = positive(text)
+    if value >= 1:  # otherwise, a percentage would accept any loss
+        percent = f"; for {value:g} %, write {value / 100:g}" if value < 100 else ""
+        raise argparse.ArgumentTypeError(f"must be a number below 1, got {shown(text)}{percent}")
+    return value
+
+
 def add_verdict_options(
     parser: argparse.ArgumentParser, description: str
 ) -> argparse._ArgumentGroup:
@@ -111,7 +120,7 @@ def add_verdict_options(
     margin.add_argument(
         "--margin-relative",
         metavar="SHARE",
-        type=positive,
+        type=share,
         help="the same margin, as a share of the baseline's held-out reward, such as 0.05",
     )
     group.add_argument(

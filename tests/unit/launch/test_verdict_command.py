@@ -193,6 +193,13 @@ def test_a_margin_must_be_above_0(command, tmp_path, option, margin):
     refused(command(tmp_path, f"{option}={margin}"), option, "must be a number", margin)
 
 
+@pytest.mark.parametrize(
+    ("margin", "advice"), [("5", "5 %, write 0.05"), ("1", "1 %, write 0.01"), ("100", "below 1")]
+)
+def test_a_relative_margin_is_no_percentage(command, tmp_path, margin, advice):
+    refused(command(tmp_path, "--margin-relative", margin), "--margin-relative", advice)
+
+
 def test_mistakes_are_one_line_and_status_2(command, tmp_path):
     experiment = write(tmp_path / "e", SAME)
     refused(command(experiment), "--margin is missing")
