@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -109,8 +110,12 @@ def refusal(directory: AnyPath) -> str | None:
 
         return object_store.refusal(directory)
     nearest = next(path for path in (directory, *directory.parents) if os.path.exists(path))
-    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
-    return None if writable else "cannot write there"
+    try:
+        # Permissions alone do not show that a file system such as /proc accepts no files.
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        return f"cannot write there ({error.strerror})"
+    return None
 
 
 def is_taken(directory: AnyPath) -> bool:

@@ -724,7 +724,7 @@ class Plan:
     def check(self, *, holds_lock: bool = False) -> None:
         """Check that the trials can read their files and that this machine has what they need.
 
-        The check writes nothing and does not start Ray.
+        The check leaves no file behind and does not start Ray.
 
         Args:
             holds_lock: True if this command holds the lock of the experiment.
@@ -737,7 +737,11 @@ class Plan:
             PluginError: User-defined code, such as a reward function, cannot be used.
             Missing: The trials are valid, but something that they need is missing.
         """
-        if not self.resuming and is_taken(self.directory):
+        try:
+            taken = not self.resuming and is_taken(self.directory)
+        except OSError as error:  # an object store that does not answer
+            raise UsageError(f"--storage {self.storage}: {_told(error)}") from None
+        if taken:
             raise UsageError(
                 f"--name {self.name}: {self.directory} exists; choose another name, or continue "
                 "the experiment with --resume"

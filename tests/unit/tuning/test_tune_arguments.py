@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import fields
@@ -735,6 +736,21 @@ def test_a_file_in_the_place_of_the_storage_is_refused(command, tmp_path):
 
     for dry in ((), ("--dry-run",)):
         refused(command(*SPACE, *dry), "--storage", "cannot write")
+
+
+def test_a_storage_on_a_file_system_that_accepts_no_files_is_refused(capsys):
+    status = tune.main([*SPACE, "--storage", "/proc/runs", "--dry-run"])
+    refused((status, *capsys.readouterr()), "--storage /proc/runs: cannot write there")
+
+
+def test_a_store_that_cannot_be_reached_is_refused(capsys, monkeypatch):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # accepts no connection, because nobody listens
+        port = unused.getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        status = tune.main([*SPACE, "--storage", "s3://bucket/runs", "--dry-run"])
+    refused((status, *capsys.readouterr()), "--storage s3://bucket/runs: NETWORK_CONNECTION")
 
 
 def test_list_prints_every_space_and_every_preset_on_a_line(command):
