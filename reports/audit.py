@@ -134,6 +134,14 @@ def audit_arms(
 # ---- Lag -------------------------------------------------------------------------------------
 
 
+def least_rounds(lag: int) -> int:
+    """Return the smallest number of rounds in which a trial can deliver the nominal lag.
+
+    Even with lag_mode=exact, the lag is always smaller than the number of rounds.
+    """
+    return math.floor(LEAST_LAG * lag) + 2 if lag else 1
+
+
 def _lag_fault(trials: Sequence[TrialRecord]) -> Fault | None:
     """Return a fault if a trial's lag never exceeded `LEAST_LAG` times the nominal lag."""
     largest = {t.config.seed: max(t.column("lag/max"), default=math.inf) for t in trials}
@@ -143,8 +151,7 @@ def _lag_fault(trials: Sequence[TrialRecord]) -> Fault | None:
         return None
     config = short[0].config
     most = int(max(largest[trial.config.seed] for trial in short))
-    # Even with lag_mode=exact, the lag is always smaller than the number of rounds.
-    few = config.rounds - 1 <= LEAST_LAG * config.lag
+    few = config.rounds < least_rounds(config.lag)
     advice = "train more rounds" if few else "use lag_mode=exact"
     return Fault(
         check="lag",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -72,6 +73,25 @@ def check_comparable(trials: Sequence[GRPOConfig]) -> None:
             f"responses, but they are evaluated every {', '.join(map(str, every))} responses and "
             "share no evaluation before their end; use --samples N, or lower eval.every"
         )
+
+
+def too_short_for_lag(trials: Sequence[GRPOConfig]) -> str | None:
+    """Return a sentence about arms that have too few rounds to deliver their lag, or None.
+
+    Such arms would certainly fail their audit.
+    """
+    from reports.audit import least_rounds  # imports pyarrow, slowly
+
+    short = [trial for trial in trials if trial.rounds < least_rounds(trial.lag)]
+    if not short:
+        return None
+    common = math.lcm(*map(schedule.responses_per_round, trials))
+    needed = max(least_rounds(t.lag) * schedule.responses_per_round(t) for t in short)
+    arms = ", ".join(sorted({trial.arm for trial in short}))
+    return (
+        f"too few rounds for the lag of {arms}, so the audit would fail and there would be no "
+        f"verdict; use --samples {math.ceil(needed / common) * common} or more"
+    )
 
 
 def checks_of(

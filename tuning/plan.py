@@ -38,7 +38,13 @@ from search_spaces import SPACES
 from search_spaces.find import absolute, directory_of, find_preset, find_space, source_file
 from search_spaces.presets import Preset
 from search_spaces.search_space import SearchSpace, in_blocks
-from tuning.checks import Missing, check_comparable, check_population, checks_of
+from tuning.checks import (
+    Missing,
+    check_comparable,
+    check_population,
+    checks_of,
+    too_short_for_lag,
+)
 from tuning.directories import (
     directory_named,
     has_results,
@@ -223,6 +229,14 @@ class Plan:
         """Number of trials that run at the same time. 0 means as many as fit."""
         given = self.limits["max_concurrent"]
         return given if given is not None else int(self.options.scheduler == "fifo")
+
+    @property
+    def margin_option(self) -> str | None:
+        """The option that gives the margin, or None without a margin."""
+        for name in ("margin", "margin_relative"):
+            if getattr(self.options, name) is not None:
+                return f"--{name.replace('_', '-')}"
+        return None
 
     @property
     def has_state(self) -> bool:
@@ -761,6 +775,10 @@ class Plan:
             check_comparable(self.trials)
         if self.options.scheduler != "fifo":
             self._refuse_margin()
+        if not self.resuming and (short := too_short_for_lag(self.trials)):
+            if self.margin_option is not None:
+                raise UsageError(f"{self.margin_option}: {short}")
+            self.told.append(f"note: {short}")
         if self.inputs is not None:
             self._compare_inputs(self._unchanged)
         here = self.options.address is None
@@ -801,13 +819,11 @@ class Plan:
 
     def _refuse_margin(self) -> None:
         """Refuse a margin, because the scheduler ends trials early or changes their settings."""
-        for option in ("margin", "margin_relative"):
-            if getattr(self.options, option) is not None:
-                raise UsageError(
-                    f"--{option.replace('_', '-')} needs --scheduler fifo: "
-                    f"{self.options.scheduler} does not run every arm to its end with its own "
-                    "settings"
-                )
+        if self.margin_option is not None:
+            raise UsageError(
+                f"{self.margin_option} needs --scheduler fifo: {self.options.scheduler} does not "
+                "run every arm to its end with its own settings"
+            )
 
     def _refuse_unfinished(self) -> None:
         """Check that every trial of the experiment to extend has ended.

@@ -208,6 +208,21 @@ def test_a_keyword_file_that_is_not_utf8_names_the_line(command, tmp_path):
     refused(command(*SPACE, "--set", "task.keywords_file=words.txt"), "line 2 is not UTF-8")
 
 
+def test_trials_too_short_for_their_lag_are_told_and_get_no_margin(command):
+    short = ("--space", "lag_exact", "--dry-run", "--samples")
+    few = "too few rounds for the lag of lag2, lag4, lag8, so the audit would fail"
+    status, out, _ = command(*short, "128")
+    assert status == 0
+    assert f"note: {few}" in out
+    assert "use --samples 384 or more" in out
+    refused(
+        command(*short, "320", "--margin", "0.1"), "--margin: too few rounds for the lag of lag8"
+    )
+    status, out, _ = command(*short, "384", "--margin", "0.1")
+    assert status == 0
+    assert "too few rounds" not in out
+
+
 def test_an_existing_experiment_is_not_started_again(command, tmp_path):
     (tmp_path / "storage" / "mine").mkdir(parents=True)
 
