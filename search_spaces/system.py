@@ -13,6 +13,7 @@ EVALUATIONS = 6  # number of evaluations in a trial that has enough rounds
 
 
 def system_space(
+    settings: Mapping[str, Any] | None = None,
     *,
     grid: bool = False,
     rounds: int = ROUNDS,
@@ -44,10 +45,14 @@ def system_space(
     grid, a random search, Optuna and HyperOpt all work, and a searcher can learn about each
     parameter separately.
 
-    Add other settings to the result, as in `{**system_space(), "optim": {"lr": …}}`. To fix a
-    parameter, pass a single value.
+    Some combinations are invalid with other settings. For example, a rollout batch of 4 prompts
+    cannot be divided into 8 minibatches. So pass constant settings as `settings`. Add domains to
+    the result, as in `{**system_space(settings), "optim": {"lr": …}}`. To fix a parameter, pass a
+    single value.
 
     Args:
+        settings: Settings of every trial, as nested constants. The space contains them, and leaves
+            out the combinations that are invalid with them.
         grid: Use `tune.grid_search` in place of `tune.choice`. The default space has 630
             combinations.
         rounds: Number of rounds of trials with one rollout batch per round, a multiple of each k.
@@ -61,30 +66,35 @@ def system_space(
         buffer_capacities: Values of `buffer_capacity`.
 
     Raises:
-        ConfigError: A value is invalid, or `rounds` is not a multiple of each k.
+        ConfigError: A value is invalid, no value of a parameter is valid with `settings`, or
+            `rounds` is not a multiple of each k.
     """
     from ray import tune  # Ray is slow to import, and reports read the other spaces without it
 
-    settings = {f"resources.{name}": value for name, value in (resources or {}).items()}
+    reserved = {f"resources.{name}": value for name, value in (resources or {}).items()}
     separate = _separate_actors(lags, weight_updates, transports)
     actors = [
         {
             **one,
-            **{k: v for k, v in settings.items() if not of_other_placement(k, one["placement"])},
+            **{k: v for k, v in reserved.items() if not of_other_placement(k, one["placement"])},
         }
         for one in ({"placement": "colocated"}, *separate)
     ]
-    space = {
+    combinations = {
         "actors": _texts("actors", actors),
         "steps": _texts("steps", _steps(rounds, ks, k_modes)),
     }
     for capacity in buffer_capacities:
         GRPOConfig.from_dict({"buffer_capacity": capacity})
     choose = tune.grid_search if grid else tune.choice
-    return {
-        "set": {name: choose(texts) for name, texts in space.items()},
-        "buffer_capacity": choose([*buffer_capacities]),
-    }
+    base = dict(settings or {})
+    together = dict(base.get("set", {}))
+    for name, texts in combinations.items():
+        configs = [{**base, "set": {**base.get("set", {}), name: text}} for text in texts]
+        together[name] = choose(_valid(texts, configs))
+    configs = [{**base, "buffer_capacity": capacity} for capacity in buffer_capacities]
+    capacities = _valid(buffer_capacities, configs)
+    return {**base, "set": together, "buffer_capacity": choose(capacities)}
 
 
 def _separate_actors(
@@ -111,6 +121,20 @@ def _steps(rounds: int, ks: Sequence[int], k_modes: Sequence[str]) -> Iterator[d
         for mode in k_modes if k > 1 else k_modes[:1]:
             batches = k if mode == "fresh_batches" else 1
             yield {**fresh(batches, rounds, every), "k": k, "k_mode": mode}
+
+
+def _valid(values: Sequence[Any], configs: Sequence[Mapping[str, Any]]) -> list:
+    """Return the values whose config is valid. If none is, raise the error of the last one."""
+    valid, error = [], None
+    for value, config in zip(values, configs, strict=True):
+        try:
+            GRPOConfig.from_dict(config)
+            valid.append(value)
+        except ConfigError as found:
+            error = found
+    if error is not None and not valid:
+        raise error
+    return valid
 
 
 def _texts(name: str, combinations: Sequence[dict[str, Any]] | Iterator[dict[str, Any]]) -> list:

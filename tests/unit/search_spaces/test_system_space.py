@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ray.tune.search.variant_generator import generate_variants
 
 from grpo_trainable.config import ConfigError, GRPOConfig, resources, schedule
 from search_spaces import system_space
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def corners(**options: Any) -> list[GRPOConfig]:
@@ -60,6 +66,34 @@ def test_a_random_sample_is_a_corner():
 
     assert isinstance(config["set"]["actors"], str)
     assert GRPOConfig.from_dict(config).optim.lr == 1e-4
+
+
+def test_every_sample_is_valid_with_the_settings_of_the_page():
+    blocks = re.findall(r"^SMALL = (.*)$", (ROOT / "docs/howto/tuner.md").read_text(), re.M)
+    (small,) = map(ast.literal_eval, blocks)
+    space = system_space(small)
+    random_state = np.random.RandomState(0)
+    drawn = [
+        config
+        for _ in range(200)
+        for _, config in generate_variants(space, random_state=random_state)
+    ]
+
+    trials = [GRPOConfig.from_dict(config) for config in drawn]  # raises if a sample is invalid
+    assert len(trials) == 200
+    assert {trial.rollout.prompts for trial in trials} == {small["rollout"]["prompts"]}
+    assert {(trial.k, trial.k_mode) for trial in trials} == {
+        (1, "same_batch"),
+        *itertools.product((2, 4), ("same_batch", "minibatches", "fresh_batches")),
+        *itertools.product((8,), ("same_batch", "fresh_batches")),
+    }
+
+
+def test_settings_that_are_never_valid_are_refused():
+    with pytest.raises(ConfigError, match=r"^optim.lr=fast"):
+        system_space({"optim": {"lr": "fast"}})
+    with pytest.raises(ConfigError, match="rounds"):
+        system_space({"rounds": 8})
 
 
 def test_single_values_fix_what_they_are_given_for():
