@@ -221,7 +221,7 @@ class GRPOTrainable(tune.Trainable):
         The next row continues the count of rounds and the total time of the checkpoint.
 
         Args:
-            checkpoint_path: A path, a `tune.Checkpoint`, the return value of `save`, or a
+            checkpoint_path: An absolute path, a `tune.Checkpoint`, the return value of `save`, or a
                 `tune.Result` with a checkpoint.
 
         Raises:
