@@ -318,7 +318,10 @@ class Plan:
         if source is None and self.preset is not None:
             source = self.preset.name  # one trial with the preset's settings
         if source is None:
-            raise UsageError(f"--space is missing; valid: {', '.join(SPACES)}")
+            raise UsageError(
+                "--space is missing; --preset grpo trains once, without a search space; valid "
+                f"spaces: {', '.join(SPACES)}"
+            )
         source = absolute(source)
         file = source_file(source)
         if file is None:

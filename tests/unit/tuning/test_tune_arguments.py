@@ -82,8 +82,9 @@ SPACE = ("--space", "async_vs_sync")
     ("arguments", "words"),
     [
         (["--space", "async_vs_snc"], ["async_vs_snc", "did you mean async_vs_sync?"]),
-        ([], ["--space", "async_vs_sync"]),
+        ([], ["--space is missing; --preset grpo trains once", "async_vs_sync"]),
         ([*SPACE, "--bogus"], ["--bogus", "--help"]),
+        ([*SPACE, "--learning_rate", "1e-5"], ["--learning_rate: not an option; TRL's learning"]),
         ([*SPACE, "--set", "optim.lrr=1"], ["optim.lrr", "did you mean optim.lr?"]),
         ([*SPACE, "--set", "optim.lr=fast"], ["optim.lr=fast", "a number >= 0"]),
         ([*SPACE, "--set", "optim.lr"], ["KEY=VALUE"]),
