@@ -31,9 +31,29 @@ class UsageError(Exception):
 class Parser(argparse.ArgumentParser):
     """Parser that keeps line breaks, rejects abbreviated options, and raises UsageError."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self, *, advice: Callable[[str], str | None] = lambda option: None, **options: Any
+    ) -> None:
+        """Make a parser.
+
+        Args:
+            advice: Returns advice for an unknown option, or None.
+            options: Arguments of `argparse.ArgumentParser`.
+        """
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=formatter, allow_abbrev=False, **options)
+        self._advice = advice
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Parse all arguments. Raise UsageError for an unknown one, with advice on the option."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        for option in unknown:
+            advice = self._advice(option) if option.startswith("--") else None
+            if advice is not None:
+                raise UsageError(f"{option}: not an option; {advice}")
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of exiting."""

@@ -21,6 +21,7 @@ from grpo_trainable import __version__, command_line
 from grpo_trainable.command_line import FAILED, OK, Parser, UsageError, number
 from grpo_trainable.config import CHECKS
 from grpo_trainable.config.conditions import CONTROL
+from grpo_trainable.config.parsing import advice_for_option
 
 if TYPE_CHECKING:
     from grpo_trainable.config import GRPOConfig
@@ -65,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return the parsed options of the command."""
     parser = Parser(
+        advice=advice_for_option,
         prog=command_line.program("evaluate"),
         description=DESCRIPTION,
         epilog=EXAMPLES.replace(

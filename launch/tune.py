@@ -31,6 +31,7 @@ from grpo_trainable.command_line import (
 )
 from grpo_trainable.config import ConfigError, schedule
 from grpo_trainable.config.describe import settings
+from grpo_trainable.config.parsing import advice_for_option
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.text import plural
 from reports.document import NO_MATPLOTLIB
@@ -117,6 +118,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return the parsed options of the command."""
     command = shlex.join(command_line.command("tune"))
     parser = Parser(
+        advice=advice_for_option,
         prog=command_line.program("tune"),
         description=DESCRIPTION,
         epilog=EXAMPLES.replace("python launch/tune.py", command),

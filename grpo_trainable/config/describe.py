@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from grpo_trainable.config.parsing import advice_for
 from grpo_trainable.config.schema import CHECKS, SECTIONS
 from grpo_trainable.config.values import ConfigError, shown
 
@@ -72,18 +73,31 @@ def _defaults(key: str) -> str:
 def settings(word: str = "") -> str:
     """Return the keys that have `word` in their name or meaning, as text for a terminal.
 
+    The names of a key in TRL and verl also count.
+
     Raises:
-        ConfigError: No key has `word` in its name or meaning.
+        ConfigError: No key has `word` in its names or meaning.
     """
-    found = [key for key in CHECKS if word.lower() in f"{key} {CHECKS[key].meaning}".lower()]
+    found = [key for key in CHECKS if word.lower() in _searched(key).lower()]
     if not found:
-        raise ConfigError(f"no setting has {shown(word)} in its name or meaning")
+        advice = advice_for(word)
+        more = "" if advice is None else f"; {advice}"
+        raise ConfigError(f"no setting has {shown(word)} in its name or meaning{more}")
     return "\n".join(map(_entry, found)) + "\n"
+
+
+def _searched(key: str) -> str:
+    """Return the text of a key in which `settings` looks for a word."""
+    check = CHECKS[key]
+    return " ".join([key, check.meaning, *(own.name for own in check.also_called)])
 
 
 def _entry(key: str) -> str:
     check = CHECKS[key]
     text = f"{check.meaning} Must be {check.expected}."
+    if check.also_called:
+        names = ", ".join(f"{own.name} ({own.library})" for own in check.also_called)
+        text += f" Elsewhere: {names}."
     if check.read_if:
         text += f" Has an effect only with {_needs(key)}."
     for task, default in check.of_tasks.items():

@@ -70,6 +70,7 @@ _LOGS = (
     "every trial writes a log for TensorBoard, result.json and progress.csv; --tracker wandb, "
     "mlflow or trackio also sends each round to a tracker (docs/howto/trackers.md)"
 )
+_ORDER = "each pass over the prompts has a different order"
 _DIRECTORY = "files are written to STORAGE/NAME, which --storage and --name set"
 _DATA = "save the data with Dataset.save_to_disk, and name the directory in task.train_file"
 _NEVER_CUT = "prompts are never cut; a prompt that does not fit the model's context is an error"
@@ -79,6 +80,7 @@ NOTHING_ALIKE = (
     trl("top_p", f"{_WHOLE_LAW}; eval.top_p is only for evaluations"),
     verl("rollout.top_p", f"{_WHOLE_LAW}; eval.top_p is only for evaluations"),
     *(trl(name, _WHOLE_LAW) for name in ("top_k", "min_p", "repetition_penalty")),
+    trl("generation_kwargs", _WHOLE_LAW),
     verl("rollout.top_k", _WHOLE_LAW),
     trl("logging_steps", "every round is logged"),
     *(trl(name, _LOGS) for name in ("report_to", "logging_strategy")),
@@ -88,7 +90,8 @@ NOTHING_ALIKE = (
     trl("resume_from_checkpoint", "use --resume --name NAME"),
     trl("push_to_hub", "launch/export.py writes a directory that transformers loads"),
     *(trl(name, _DATA) for name in ("dataset_name", "dataset_config", "dataset_train_split")),
-    trl("shuffle_dataset", "each pass over the prompts has a different order"),
+    trl("shuffle_dataset", _ORDER),
+    verl("data.shuffle", _ORDER),
     trl("fp16", "model.dtype is float32 or bfloat16"),
     trl("lora_dropout", "adapters have no dropout, so that sampler and learner agree"),
     trl("disable_dropout", "dropout is always off"),
@@ -108,6 +111,7 @@ NOTHING_ALIKE = (
         "actor.entropy_coeff",
         "no loss has an entropy bonus; loss.type=clip_cov and kl_cov keep entropy from falling",
     ),
+    verl("trainer.logger", _LOGS),
     verl("trainer.project_name", "use --name"),
     verl("trainer.experiment_name", "use --name"),
 )

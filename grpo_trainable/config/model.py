@@ -210,7 +210,10 @@ class ModelSettings(Settings):
         expected="all-linear or names separated by commas",
         valid=lambda names: all(name.strip() for name in names.split(",")),
         read_if=_LORA,
-        also_called=(trl("lora_target_modules"),),
+        also_called=(
+            trl("lora_target_modules"),
+            trl("target_modules", "a field of PEFT's LoraConfig, which TRL reads"),
+        ),
     )
 
 

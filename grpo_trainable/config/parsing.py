@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_trainable.config.built_in_tasks import MIX
 from grpo_trainable.config.defaults import GIVEN, MODEL, TASKS, TEMPLATES
-from grpo_trainable.config.foreign_names import PAGE
+from grpo_trainable.config.foreign_names import PAGE, ForeignName
 from grpo_trainable.config.mix import Entry, mix_of, mix_text, with_absolute_paths
 from grpo_trainable.config.reward_kinds import with_absolute_sources
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, TRL, VERL
@@ -239,14 +239,18 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
     }
     sections = {} if section else {name: [name] for name in SECTIONS}
 
-    def close(names: dict[str, list[str]]) -> list[str]:
-        matches = difflib.get_close_matches(leaf, names, n=1, cutoff=0.65)
+    def close(names: dict[str, list[str]], text: str = leaf, cutoff: float = 0.75) -> list[str]:
+        matches = difflib.get_close_matches(text, names, n=1, cutoff=cutoff)
         return names[matches[0]] if matches else []
 
     # Try, in this order: a name from another library, a correct name in the wrong section, and a
-    # misspelt name.
+    # misspelt name. In an unknown section, the section must be similar too.
     foreign = advice_for(key)
-    near = by_leaf.get(leaf) or close(siblings) or close(by_leaf | sections)
+    near = by_leaf.get(leaf) or close(siblings)
+    if section and not siblings:
+        near = near or close({name: [name] for name in checks}, key)
+    else:
+        near = near or close(by_leaf) or close(sections, cutoff=0.65)
     if foreign is not None:
         advice = foreign
     elif near:
@@ -259,12 +263,35 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
     return ConfigError(f"{shown(key)}: unknown key; {advice}")
 
 
+def foreign_name(key: str) -> ForeignName | None:
+    """Return the setting of TRL or verl that a key names, or None."""
+    return VERL.get(key) or TRL.get(key.rpartition(".")[2])
+
+
+def advice_for_option(option: str) -> str | None:
+    """Return advice for an unknown option that is the name of a setting, here or in TRL or verl.
+
+    Return None for other options.
+    """
+    name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+    keys = [key for key in CHECKS if name in (key, key.rpartition(".")[2])]
+    found = None if keys else foreign_name(name)
+    if found is not None and not found.ours:
+        return found.advice
+    if found is not None:
+        assigned = (ours if "=" in ours else f"{ours}=VALUE" for ours in found.ours)
+        return f"{found.advice}; write {' '.join(f'--set {each}' for each in assigned)}"
+    if keys:
+        return f"write {' or '.join(f'--set {key}=VALUE' for key in keys)}"
+    return None
+
+
 def advice_for(key: str) -> str | None:
     """Return advice for a key of TRL or verl, such as our name for it, or None for other keys.
 
     A name from TRL is also recognised inside one of our sections, as in `loss.beta`.
     """
-    found = VERL.get(key) or TRL.get(key.rpartition(".")[2])
+    found = foreign_name(key)
     if found is not None:
         return found.advice
     if any(name.startswith(f"{key}.") for name in VERL):

@@ -129,6 +129,8 @@ class CommonTaskSettings(Settings):
             ),
             verl("custom_reward_function.path", "such as my_rewards.py:compute_score"),
             verl("custom_reward_function.name", "the part after the colon"),
+            verl("reward_model.enable", "a reward model is model:DIRECTORY"),
+            verl("reward_model.model.path", "such as model:DIRECTORY"),
         ),
     )
     reward_deadline_s: float = number(

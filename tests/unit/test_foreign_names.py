@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, parse_assignment
+from grpo_trainable.config.describe import settings
 from grpo_trainable.config.foreign_names import ForeignName
-from grpo_trainable.config.parsing import advice_for
+from grpo_trainable.config.parsing import advice_for, advice_for_option
 from grpo_trainable.config.schema import TRL, VERL
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "from-trl.md"
@@ -61,6 +62,9 @@ def said(assignment: str) -> str:
             "verl's actor_rollout_ref.rollout.n is rollout.group_size here",
         ),
         ("critic.optim.lr=1e-5", "verl's critic.optim.lr is critic.lr here"),
+        ("data.shuffle=true", "verl's data.shuffle has no counterpart here: each pass over the"),
+        ("trainer.logger=wandb", "verl's trainer.logger has no counterpart here: every trial"),
+        ("target_modules=q_proj", "TRL's target_modules is model.lora_targets here: a field of"),
         (
             "actor_rollout_ref=1",
             "it is a section of verl's config; docs/howto/from-trl.md lists our names",
@@ -85,6 +89,41 @@ def test_keys_of_ours_are_never_taken_for_theirs():
     assert not {entry.name for entry in ALL} & CHECKS.keys()
     assert advice_for("optim.lrr") is None
     assert said("optim.lrr=1") == "optim.lrr: unknown key; did you mean optim.lr?"
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        (
+            "--learning_rate",
+            "TRL's learning_rate is optim.lr here; write --set optim.lr=VALUE",
+        ),
+        ("--learning-rate=1e-5", "write --set optim.lr=VALUE"),
+        ("--use_vllm", "write --set engine=vllm --set placement=disaggregated"),
+        ("--lag", "write --set lag=VALUE"),
+        ("--optim.lr", "write --set optim.lr=VALUE"),
+        ("--lr", "write --set critic.lr=VALUE or --set optim.lr=VALUE"),
+    ],
+)
+def test_an_option_that_names_a_setting_is_refused_with_the_assignment(option, advice):
+    said = advice_for_option(option)
+    assert said is not None
+    assert said.startswith(advice) or said.endswith(advice)
+
+
+def test_an_option_without_a_counterpart_is_refused_with_the_reason():
+    assert advice_for_option("--output_dir") == TRL["output_dir"].advice
+    assert advice_for_option("--bogus") is None
+
+
+def test_the_list_of_settings_finds_names_of_trl_and_verl():
+    shown = settings("learning_rate")
+    assert shown.startswith("optim.lr=")
+    assert "Elsewhere: learning_rate (TRL), actor_rollout_ref.actor.optim.lr (verl)." in " ".join(
+        shown.split()
+    )
+    with pytest.raises(ConfigError, match="report_to in its name or meaning; TRL's report_to has"):
+        settings("report_to")
 
 
 @pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)

@@ -381,8 +381,11 @@ def test_unknown_key_is_refused_with_the_nearest(data, text):
     assert text is None or got == text
 
 
-def test_unknown_key_without_a_neighbour_lists_the_keys():
-    assert error({"zzzz": 1}).startswith("zzzz: unknown key; valid: arm, placement, rounds, k, ")
+@pytest.mark.parametrize("key", ["zzzz", "shuffle", "batch_size", "elsewhere.enable"])
+def test_unknown_key_without_a_neighbour_lists_the_keys(key):
+    with pytest.raises(ConfigError) as caught:
+        parse_assignment(f"{key}=1")
+    assert str(caught.value).startswith(f"{key}: unknown key; valid: arm, placement, rounds, k, ")
 
 
 # ---- Types and ranges ------------------------------------------------------------------------
@@ -1364,6 +1367,7 @@ def test_assignment_is_read_by_the_kind_of_its_key(text, key, value):
     ("text", "message"),
     [
         ("optim.lrr=1", "optim.lrr: unknown key; did you mean optim.lr?"),
+        ("optimm.lrr=1", "optimm.lrr: unknown key; did you mean optim.lr?"),
         ("optim.lr", "optim.lr: must be KEY=VALUE, for example optim.lr=1e-4"),
         ("=1", '"=1": must be KEY=VALUE, for example optim.lr=1e-4'),
         (
