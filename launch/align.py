@@ -278,17 +278,24 @@ def _train(run: Run, argv: Sequence[str], *, is_new: bool) -> int:
         raise UsageError(str(error)) from None
     begun = "" if checkpoint is None else f", from {checkpoint.name}"
     notes = notes_on_data(run, trainer)
-    print(
-        f"{run.stage.name}: {plural(len(run.train.rows), 'row')} to train on, "
-        f"{len(run.held_out.rows)} held out, on {trainer.args.device.type}{begun}",
-        *notes,
-        sep="\n",
-        flush=True,
-    )
+
+    def announce() -> None:
+        print(
+            f"{run.stage.name}: {plural(len(run.train.rows), 'row')} to train on, "
+            f"{len(run.held_out.rows)} held out, on {trainer.args.device.type}{begun}",
+            *notes,
+            sep="\n",
+            flush=True,
+        )
+
     name = command_line.program("align")
     try:
-        train(trainer, checkpoint)
+        train(trainer, checkpoint, announce)
         _finish(run, trainer, notes, argv)
+    except RefusedByTRL as error:
+        if is_new:
+            run.abandon()
+        raise UsageError(str(error)) from None
     except Interrupted as stopped:
         print(
             f"{name}: interrupted {stopped}; the same command continues from there", file=sys.stderr

@@ -54,6 +54,7 @@ class Run:
     def abandon(self) -> None:
         """Remove a run that has not begun to train."""
         (self.out / ASKED).unlink()
+        shutil.rmtree(self.out / TENSORBOARD, ignore_errors=True)
         for directory in (self.out / CHECKPOINTS, self.out):
             with suppress(OSError):  # it is missing or not empty
                 directory.rmdir()

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -127,21 +127,29 @@ def notes_on_data(run: Run, trainer: Any) -> list[str]:
     ]
 
 
-def train(trainer: Any, checkpoint: Path | None) -> None:
+def train(trainer: Any, checkpoint: Path | None, began: Callable[[], object]) -> None:
     """Train up to the last step.
 
     Args:
         trainer: The result of `build_trainer`.
         checkpoint: The checkpoint to continue from, or None to start at the first step.
+        began: Called before the first step, once the trainer and its trackers have started.
 
     Raises:
+        RefusedByTRL: The trainer or a tracker of `report_to` cannot start.
         Interrupted: Ctrl-C or SIGTERM came. The last step has a checkpoint.
         Diverged: The loss is not a number.
         OSError: A file cannot be written.
     """
     with _stop_on_signal() as callback:
+        callback.began = began
         trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except Exception as error:
+            if callback.has_begun:
+                raise
+            raise RefusedByTRL(f"the training cannot start: {one_line(error)}") from error
     state = trainer.state
     if callback.asked and state.global_step < state.max_steps:
         raise Interrupted(f"after step {state.global_step} of {state.max_steps}")
@@ -159,6 +167,19 @@ class Watch(TrainerCallback):
     """Prints each loss, and ends the training after a signal or if a loss is not a number."""
 
     asked = False  # True: a signal came
+    has_begun = False  # True: the callbacks of all trackers have started
+    began: Callable[[], object]
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **others: Any,
+    ) -> None:
+        """Note that the callbacks before this one, which are those of trackers, have started."""
+        self.has_begun = True
+        self.began()
 
     def on_step_end(
         self,

@@ -249,6 +249,28 @@ def test_a_setting_that_trl_refuses_is_one_line_and_leaves_nothing(
     assert not (place / "out").exists()
 
 
+def test_a_tracker_that_cannot_start_is_one_line_and_leaves_nothing(
+    model, place, monkeypatch, capsys
+):
+    class NoKey(Exception):
+        pass
+
+    def refuse(self: Any, *given: Any, **others: Any) -> None:
+        raise NoKey("no API key\nconfigured")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("transformers.integrations.WandbCallback.__init__", lambda self: None)
+        patched.setattr("transformers.integrations.WandbCallback.on_train_begin", refuse)
+        status = run("sft", model, "answers.jsonl", "out", report_to="wandb")
+    said = capsys.readouterr()
+    assert (status, said.out) == (2, "")
+    assert said.err.splitlines()[-1] == (
+        "align.py: the training cannot start: NoKey: no API key configured"
+    )
+    assert not (place / "out").exists()
+    assert run("sft", model, "answers.jsonl", "out", max_steps=1) == 0
+
+
 def test_a_loss_that_is_not_a_number_ends_the_training(model, place, capsys):
     assert run("sft", model, "answers.jsonl", "out", learning_rate=1e30) == 1
     assert "is not a number at step" in capsys.readouterr().err
