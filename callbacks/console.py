@@ -103,9 +103,9 @@ class ConsoleCallback(FailSafeCallback):
         self._show(trials, trial, line)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Show that a trial has ended, and how many seconds it took."""
+        """Show that a trial has ended, and how many seconds it took since its last start."""
         now = time.time()
-        seconds = now - self._started.get(trial.trial_id, now)
+        started = self._started.get(trial.trial_id, now)
         ended = sum(other.is_finished() or other is trial for other in trials)
         rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
         rounds = config_of(trial).rounds
@@ -117,10 +117,14 @@ class ConsoleCallback(FailSafeCallback):
             self._latest[trial.trial_id] = shown
         reached = _reached(trial, self._latest)
         how = "done" if reached == rounds else f"stopped after round {reached} of {rounds},"
+        # Tune's timestamps are whole seconds.
+        continued = bool(rows) and rows[0].get("timestamp", now) < int(started)
+        since = " since the trial continued" if continued else ""
+        of = plural(self._count(trials), "trial")
         self._show(
             trials,
             trial,
-            f"{how} in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})"
+            f"{how} in {now - started:.0f} s{since} ({ended} of {of})"
             f"{_disturbed_rounds(trial, rows)}",
         )
 

@@ -177,10 +177,14 @@ def command(name: str) -> list[str]:
     """Return the first words of the command line that runs the command `name`.
 
     If the current command was started through its entry point, the result is the entry point of
-    `name`, such as `grpo-tune`. Otherwise, the result is `python launch/NAME.py`.
+    `name`, such as `grpo-tune`. Otherwise, the result is `python launch/NAME.py`, with the path of
+    `launch/` as the user typed it.
     """
-    by_entry_point = Path(sys.argv[0]).name.startswith("grpo-")
-    return [f"grpo-{name.replace('_', '-')}"] if by_entry_point else ["python", f"launch/{name}.py"]
+    started = Path(sys.argv[0])
+    if started.name.startswith("grpo-"):
+        return [f"grpo-{name.replace('_', '-')}"]
+    directory = started.parent if started.parent.name == "launch" else Path("launch")
+    return ["python", str(directory / f"{name}.py")]
 
 
 def program(name: str) -> str:

@@ -120,12 +120,15 @@ def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFile
     found = reward_difference(after, before)
     if found is None:
         return []
+    prompts = plural(min(map(len, before.values())), "prompt")
+    every = (reward for when in (after, before) for own in when.values() for reward in own.values())
+    if not any(every):
+        return [f"Every held-out reward was 0, before and after training, on {prompts}."]
     said = f"Training changed the held-out reward by {written(found.value, '{:+.3f}')}"
     interval = found.shown_interval("{:+.3f}", " to ")
     said += f" ({LEVEL:.0%} interval: {interval})" if interval else ""
     clear = "" if found.told_apart else "; the change may be due to chance"
-    prompts = min(map(len, before.values()))
-    return [f"{said}, on {plural(prompts, 'prompt')}{clear}."]
+    return [f"{said}, on {prompts}{clear}."]
 
 
 def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]:

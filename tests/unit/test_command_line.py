@@ -166,6 +166,8 @@ def test_no_status_is_ok():
     ("started", "name", "words"),
     [
         ("launch/tune.py", "tune.py", ["python", "launch/tune.py"]),
+        ("/a/launch/report.py", "tune.py", ["python", "/a/launch/tune.py"]),
+        ("/usr/bin/pytest", "tune.py", ["python", "launch/tune.py"]),
         ("/usr/local/bin/grpo-tune", "grpo-tune", ["grpo-tune"]),
         ("/usr/local/bin/grpo-report", "grpo-tune", ["grpo-tune"]),
     ],

@@ -10,6 +10,7 @@ import pickle
 import resource
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -1320,6 +1321,19 @@ def test_a_trial_whose_last_rounds_tune_lost_is_done(tmp_path, capsys):
     callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
     assert "done in 0 s (1 of 2 trials)" in capsys.readouterr().out
     assert "1 of 2 trials done" in rendered(live_table([trial], callback._latest, 2))
+
+
+@pytest.mark.parametrize(("age", "since"), [(-5, ""), (600, " since the trial continued")])
+def test_the_time_of_a_continued_trial_is_that_of_its_last_part(tmp_path, capsys, age, since):
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    trial.init_local_path()
+    callback.setup(total_num_samples=1)
+    callback.on_trial_start(iteration=0, trials=[trial], trial=trial)
+    rows = [json.dumps({**row(n), "timestamp": int(time.time()) - age}) + "\n" for n in (1, 8)]
+    Path(trial.local_path, "result.json").write_text("".join(rows))
+    trial.status = "TERMINATED"
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    assert f" s{since} (1 of 1 trial)" in capsys.readouterr().out
 
 
 def test_a_trial_that_a_scheduler_stopped_is_not_done(tmp_path, capsys):

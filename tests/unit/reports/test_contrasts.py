@@ -758,14 +758,20 @@ def test_while_the_baseline_has_not_run_the_answer_says_what_stands_in(tmp_path)
 # ---- One arm, before and after training --------------------------------------------------------
 
 
-def write_trained(directory: Path, arms: Sequence[str], after: Sequence[float], **changes: Any):
-    """Write one trial per arm. Before training, three prompts earn the rewards 0.1, 0.2 and 0.3."""
+def write_trained(
+    directory: Path,
+    arms: Sequence[str],
+    after: Sequence[float],
+    before: Sequence[float] = (0.1, 0.2, 0.3),
+    **changes: Any,
+):
+    """Write one trial per arm. Before and after training, three prompts earn the given rewards."""
     experiments.write_experiment(directory, **changes)
     for arm in arms:
         params = experiments.config(arm, rounds=1)
         row = experiments.row(1, eval__round=1.0)
         trial = experiments.write_trial(directory, params, [row])
-        for round_, rewards in enumerate(([0.1, 0.2, 0.3], after)):
+        for round_, rewards in enumerate((before, after)):
             answers = [experiments.evaluation(round_, i, "x", r) for i, r in enumerate(rewards)]
             experiments.write_part(trial, "evaluations", round_, answers)
     record = read_experiment(directory)
@@ -788,6 +794,13 @@ def write_trained(directory: Path, arms: Sequence[str], after: Sequence[float], 
 def test_a_single_arm_is_compared_with_itself_before_training(tmp_path, after, says):
     said = write_trained(tmp_path / "one", [BASE], after)
     assert said == [f"Training changed the held-out reward {says}"]
+
+
+def test_rewards_that_are_all_0_are_not_called_a_change(tmp_path):
+    said = write_trained(tmp_path / "none", [BASE], [0.0] * 3, before=[0.0] * 3)
+    assert said == ["Every held-out reward was 0, before and after training, on 3 prompts."]
+    (said,) = write_trained(tmp_path / "some", [BASE], [0.0, 0.0, 0.1], before=[0.0] * 3)
+    assert said.startswith("Training changed the held-out reward by +0.033")
 
 
 def test_several_arms_and_changed_code_are_not_compared_with_before(tmp_path):
