@@ -567,7 +567,7 @@ def tell(
         print(f"tensorboard --logdir {shlex.quote(str(directory))}")
     for failure in failed:
         where = plan.run_directory / failure.directory / "error.txt"
-        print(f"failed: {failure.error}\n        see {where}")
+        print(f"failed: {failure.trial}: {failure.error}\n        see {where}")
     if interrupted:  # a report takes seconds, and a job scheduler may soon kill the command
         print(f"for a report of the results so far: {command}")
         if here:  # a copy from an object store has no checkpoints
@@ -605,10 +605,28 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
         # The trackers come last, so a slow tracker delays nothing else.
         for line in attach(experiment, comparison, plan.options.trackers, plan.name):
             print(line, flush=True)
+        for line in use_of_model(plan.directory, experiment):
+            print(line, flush=True)
     except Exception:
         # A failed report does not change the exit status, which says how the trials ended.
         traceback.print_exc()
         print(f"no report: see the error above; to try again: {command}", flush=True)
+
+
+def use_of_model(place: AnyPath, experiment: ExperimentRecord) -> list[str]:
+    """Return lines with commands that use the model of a completed trial, if there is one.
+
+    Args:
+        place: Directory of the experiment, which may be in an object store.
+        experiment: The experiment.
+    """
+    trained = experiment.with_policy
+    if trained is None:
+        return []
+    path = "/".join([str(place), *trained.path])
+    evaluate = shlex.join([*command_line.command("evaluate"), "--checkpoint", path])
+    export = shlex.join([*command_line.command("export"), path, "my_model"])
+    return [f"evaluate a trained model: {evaluate}", f"export it: {export}"]
 
 
 def go_on(plan: Plan) -> str:

@@ -507,6 +507,13 @@ def _files_section(experiment: ExperimentRecord) -> str:
         ("Watch every metric", ["tensorboard", "--logdir", str(directory)]),
         ("Write this page again", [*command("report"), str(directory)]),
     ]
+    trained = experiment.with_policy
+    if trained is not None:
+        path = str(trained.directory)
+        commands += [
+            ("Evaluate a trained model", [*command("evaluate"), "--checkpoint", path]),
+            ("Export it for transformers and vLLM", [*command("export"), path, "my_model"]),
+        ]
     space = experiment.description.get("space_source") or experiment.description.get("space")
     if space and not _all_done(experiment):
         resume = [

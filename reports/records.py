@@ -226,6 +226,12 @@ class ExperimentRecord:
     problems: Sequence[str]
 
     @property
+    def with_policy(self) -> TrialRecord | None:
+        """The first completed trial that trained a language model, or None."""
+        trained = (t for t in self.trials if t.done and t.config.model.env is None)
+        return next(trained, None)
+
+    @property
     def seeds_before_addition(self) -> int:
         """Number of seeds before an extension added seeds for the last time; 0 if none did."""
         added = {pair for extension in self.extensions for pair in extension.planned}

@@ -21,7 +21,7 @@ from ray.tune.experiment import Trial
 from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
 from callbacks.own_callback import own_callback
-from callbacks.trial_files import error_line, set_verbose
+from callbacks.trial_files import error_line, label, set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources, set_dotted
 from grpo_trainable.engines.selection import chosen_engine
@@ -142,6 +142,7 @@ def _ray_processes_in_their_own_sessions() -> Iterator[None]:
 class Failure:
     """A trial that has failed."""
 
+    trial: str  # label of the trial, as in messages
     directory: str  # name of the trial's directory
     error: str  # one line
 
@@ -184,7 +185,7 @@ def failure(trial: Any) -> Failure:
 
     The storage path contains only a copy of that file.
     """
-    return Failure(Path(trial.path).name, error_line(trial))
+    return Failure(label(trial), Path(trial.path).name, error_line(trial))
 
 
 def _new(plan: Plan) -> tune.Tuner:

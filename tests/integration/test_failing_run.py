@@ -133,6 +133,7 @@ def test_a_file_that_is_edited_meanwhile_ends_the_later_trials_and_is_named(fail
 
 def test_a_failure_that_would_repeat_is_not_retried(failed):
     line, _ = failed_lines(failed.started)
+    assert line.startswith("failed: colocated_k1/0: ")
     assert re.search(r"KeyError: 'rare' \(rewards\.py, line \d+\)", line)
     again = [line for line in failed.started.stdout.splitlines() if "starts again" in line]
     assert len(again) == 1  # a line about the second trial

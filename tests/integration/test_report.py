@@ -32,6 +32,7 @@ from matplotlib.image import imread
 
 from grpo_trainable.config import schedule
 from launch import report
+from launch.tune import use_of_model
 from reports import canvas, changes, series
 from reports.experiment import read_experiment
 from reports.parquet_reader import read_files
@@ -242,6 +243,19 @@ def test_settings_machine_and_commands_stand_on_the_page(full):
     assert f"tensorboard --logdir {full}" in words
     assert f"python launch/report.py {full}" in words
     assert "async_k4-0-abc_00000/trace.json" in words
+    trained = full / "colocated_k1-0-abc_00000"
+    assert f"python launch/export.py {trained} my_model" in words
+    assert f"python launch/evaluate.py --checkpoint {trained}" in words
+    assert use_of_model(full, read_experiment(full)) == [
+        f"evaluate a trained model: python launch/evaluate.py --checkpoint {trained}",
+        f"export it: python launch/export.py {trained} my_model",
+    ]
+
+
+def test_no_model_is_offered_before_a_trial_is_complete(experiment):
+    write_trial(experiment, config("sync", 0), [row(1)])
+    assert use_of_model(experiment, read_experiment(experiment)) == []
+    assert "launch/export.py" not in write(experiment)[0].words
 
 
 def test_only_an_unfinished_experiment_can_be_continued(full, experiment):

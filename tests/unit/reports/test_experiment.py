@@ -345,6 +345,12 @@ def test_an_experiment_in_which_every_trial_failed_says_why(experiment):
         write_report(experiment)
 
 
+def test_a_long_error_of_every_trial_is_cut(experiment):
+    write_trial(experiment, config("sync", 0), [], error=f"PluginError: {'x' * 300}")
+    with pytest.raises(ReportError, match=r"sync/0: PluginError: x{86}…$"):
+        write_report(experiment)
+
+
 def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
     directory = tmp_path / "of_tuner"
     directory.mkdir()
