@@ -160,7 +160,14 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="number of responses sampled together, at least --samples (default: as in the trial, "
         "or 64)",
     )
-    add("--dry-run", action="store_true", help="show the settings, then exit")
+    add(
+        "--dry-run",
+        nargs="?",
+        const="table",
+        choices=("table", "json"),
+        help="show the settings that the evaluation reads, then exit. table (also --dry-run "
+        "without a value) is for people; json prints the whole config as one line of JSON",
+    )
     return parser.parse_args(argv)
 
 
@@ -188,10 +195,8 @@ def _main(argv: list[str]) -> int:
     args = parse_arguments(argv)
     with _one_line_mistakes():
         plan = _plan(args)
-    if args.dry_run:
-        print(json.dumps(plan.config.to_dict()))
-        for line in plan.told:
-            print(line, file=sys.stderr)  # standard output is for programs
+    if args.dry_run is not None:
+        _show(plan, args.dry_run)
         return OK
     with _one_line_mistakes():
         evaluator = _evaluator(args, plan)
@@ -199,6 +204,20 @@ def _main(argv: list[str]) -> int:
         print(line, flush=True)
     with closing(evaluator):
         return _evaluate(plan, evaluator, argv)
+
+
+def _show(plan: _Plan, form: str) -> None:
+    """Print the settings as a table, or as `json` for programs."""
+    from grpo_trainable.tools.evaluation.settings import is_read
+    from tuning.preview import settings_of
+
+    if form == "json":
+        print(json.dumps(plan.config.to_dict()))
+        for line in plan.told:
+            print(line, file=sys.stderr)  # standard output contains only JSON
+        return
+    print(f"seed={plan.config.seed}\n\n{settings_of(plan.config, is_read)}")
+    print(*("", *plan.told, "--dry-run json prints the whole config"), sep="\n")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from grpo_trainable.command_line import align
@@ -28,7 +28,14 @@ def preview(trials: Sequence[GRPOConfig]) -> str:
     columns = [*LABELS, *differing(trials)]
     rows = [[shown(settings.get(key, "-")) for key in columns] for settings in flat]
     cpus = [CPUS] if any(key.endswith("_cpus") for key in columns) else []
-    return "\n".join([align([columns, *rows]), *cpus, *_in_common(trials)])
+    titles = ("the same in every trial", "left at their defaults in every trial")
+    return "\n".join([align([columns, *rows]), *cpus, *_in_common(trials, titles)])
+
+
+def settings_of(trial: GRPOConfig, listed: Callable[[str], bool]) -> str:
+    """Return the settings of one trial for which `listed` is true, in the form of `preview`."""
+    titles = ("not at their defaults", "left at their defaults")
+    return "\n".join(_in_common([trial], titles, listed)).lstrip("\n")
 
 
 def differing(trials: Sequence[GRPOConfig]) -> list[str]:
@@ -97,22 +104,34 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
     return same and key not in LABELS
 
 
-def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
+def _in_common(
+    trials: Sequence[GRPOConfig],
+    titles: tuple[str, str],
+    listed: Callable[[str], bool] = lambda key: True,
+) -> Iterator[str]:
     """Yield the settings that all trials share, if at least one trial reads them.
 
     Chosen settings come first, then settings that follow from the model or the device, with the
     reason. Settings that have their default in every trial come last.
+
+    Args:
+        trials: The trials.
+        titles: Titles of the chosen settings and of the settings with their defaults.
+        listed: Returns True for the keys to show.
     """
     flat = [trial.in_effect for trial in trials]
     given = [flatten(trial.to_dict()) for trial in trials]
     defaults = [defaults_with(trial.task.name) for trial in trials]
     explained = {
-        key: reason for trial in trials for key, reason in explained_defaults(trial).items()
+        key: reason
+        for trial in trials
+        for key, reason in explained_defaults(trial).items()
+        if listed(key)
     }
     shared = [
         key
         for key in flat[0]
-        if _is_shared(key, flat) and any(trial.reads(key) for trial in trials)
+        if _is_shared(key, flat) and listed(key) and any(trial.reads(key) for trial in trials)
     ]
     chosen = [
         key
@@ -126,13 +145,13 @@ def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
     by_default = [key for key in shared if key not in chosen and key not in explained]
     assigned = {key: f"{key}={shown(flat[0][key])}" for key in shared}
     if chosen:
-        yield "\nthe same in every trial:"
+        yield f"\n{titles[0]}:"
         yield from wrapped([assigned[key] for key in chosen])
     if explained:
         yield "\ndefaults that follow from the model or the device:"
         yield from (f"  {assigned.get(key, key)} ({reason})" for key, reason in explained.items())
     if by_default:
-        yield "\nleft at their defaults in every trial:"
+        yield f"\n{titles[1]}:"
         yield from wrapped([assigned[key] for key in by_default])
 
 

@@ -90,12 +90,25 @@ def test_the_problems_that_ship_end_at_a_text_and_have_a_majority(command, tmp_p
 
 
 def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
-    status, out, _ = command("--dry-run", "--samples", "5", "--prompts", "all")
+    status, out, _ = command("--dry-run", "json", "--samples", "5", "--prompts", "all")
     assert status == 0
     config = json.loads(out)
     assert config["eval"]["samples"] == 5
     assert config["eval"]["prompts"] > 100
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_shows_a_table_of_the_settings_that_an_evaluation_reads(command):
+    status, out, told = command("--dry-run", "--samples", "5")
+    assert (status, told) == (0, "")
+    chosen, _, by_default = out.partition("left at their defaults:\n")
+    assert out.startswith("seed=0\n\n")
+    assert "not at their defaults:\n  eval.samples=5" in chosen
+    assert "  eval.temperature=0.8" in by_default
+    assert "optim." not in out
+    assert "resources.learner" not in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert "prompts: " in out
 
 
 @pytest.fixture
@@ -118,7 +131,7 @@ def problems(tmp_path) -> str:
 def test_an_eval_file_is_held_out_as_a_whole(command, problems, options, prompts):
     math = ("--task", "math", "--set", "task.equality=exact")
     files = ("--set", f"task.eval_file={problems}")
-    status, out, told = command(*math, *files, *options, "--dry-run")
+    status, out, told = command(*math, *files, *options, "--dry-run", "json")
     assert status == 0
     assert json.loads(out)["eval"]["prompts"] == prompts
     used = f"; an evaluation uses {prompts} of them" if prompts < 12 else ""
@@ -128,7 +141,7 @@ def test_an_eval_file_is_held_out_as_a_whole(command, problems, options, prompts
 def test_the_split_of_a_file_is_told_in_numbers(command, problems):
     math = ("--task", "math", "--set", "task.equality=exact")
     files = ("--set", f"task.train_file={problems}")
-    status, out, told = command(*math, *files, "--prompts", "all", "--dry-run")
+    status, out, told = command(*math, *files, "--prompts", "all", "--dry-run", "json")
     assert (status, json.loads(out)["eval"]["prompts"]) == (0, 1)
     assert told.startswith("prompts: 1 of 12 held out (by a hash of")
 
