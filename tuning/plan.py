@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 # Packages whose versions are stored with the experiment, because results may depend on them.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
+OPTIONAL_PACKAGES = ("transformers", "vllm")  # stored too if they are installed
 MAX_FAILURES = 2
 MAX_SEEDS = 20  # default of --max-seeds with --until-decided
 SPACE_INPUT = "space"  # key of the space's file among the digests of input files
@@ -1014,6 +1015,9 @@ def surroundings() -> dict[str, Any]:
     packages = {"python": platform.python_version()}
     for name in PACKAGES:
         packages[name] = importlib.metadata.version(name)
+    for name in OPTIONAL_PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "packages": packages,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -1031,6 +1032,18 @@ def test_as_many_seeds_as_a_round_has_responses_are_pointed_out():
         "note: --num-samples 64 requests 64 seeds of every arm; for trials of 64 responses use "
         "--samples 64"
     )
+
+
+def test_the_versions_of_optional_packages_are_stored_if_they_are_installed(monkeypatch):
+    def version(name: str) -> str:
+        if name == "vllm":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.2"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    packages = plan_module.surroundings()["packages"]
+    assert packages["transformers"] == packages["torch"] == "1.2"
+    assert "vllm" not in packages
 
 
 def test_a_missing_matplotlib_is_noted_before_the_trials_start(monkeypatch):
