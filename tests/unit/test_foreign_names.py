@@ -99,7 +99,7 @@ def test_keys_of_ours_are_never_taken_for_theirs():
             "TRL's learning_rate is optim.lr here; write --set optim.lr=VALUE",
         ),
         ("--learning-rate=1e-5", "write --set optim.lr=VALUE"),
-        ("--use_vllm", "write --set engine=vllm --set placement=disaggregated"),
+        ("--use_vllm", "write --set engine=vllm"),
         ("--lag", "write --set lag=VALUE"),
         ("--optim.lr", "write --set optim.lr=VALUE"),
         ("--lr", "write --set critic.lr=VALUE or --set optim.lr=VALUE"),
