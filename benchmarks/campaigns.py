@@ -79,7 +79,9 @@ def main() -> None:
     parser = parser_of(__doc__, seed="only recorded; every slice uses the seeds 0, 1 and 2")
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN", help="campaigns to continue (all)")
     parser.add_argument("--slices", type=number(int, 1), help="number of slices to run (all)")
-    parser.add_argument("--only", metavar="SLICE", help="run this slice, even if it is finished")
+    parser.add_argument(
+        "--only", metavar="SLICE", help="run this slice, even if it was finished at another commit"
+    )
     parser.add_argument(
         "--storage", type=Path, default=STORAGE, help=f"storage path of the trials ({STORAGE})"
     )
@@ -151,6 +153,8 @@ def draw_atlas(slices: Mapping[str, Mapping[str, Any]]) -> None:
         for row, (objective, own) in enumerate(slices.items()):
             for i, lag in enumerate(lags):
                 found = own["menu"]["arms"][f"{objective}_lag{lag}"]
+                if found["difference"] is None:  # the arm failed its audit
+                    continue
                 y = row + (i - 0.5) * 0.3
                 axes.plot([found["low"], found["high"]], [y, y], color=colour(i), linewidth=1.6)
                 axes.plot(found["difference"], y, color=colour(i), marker=marker(i), markersize=6)

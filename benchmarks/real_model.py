@@ -152,8 +152,8 @@ def wanted(args: argparse.Namespace) -> list[str]:
 
 
 def arm_of(engine: str, arm: str) -> str:
-    refused = ENGINES[engine].refused_placements
-    return APART if "colocated" in refused and arm.startswith("colocated") else arm
+    apart = ENGINES[engine].apart_on_cpus and arm.startswith("colocated")
+    return APART if apart else arm
 
 
 class Bench:

@@ -309,7 +309,9 @@ def off_policy(space: str) -> list[str]:
 
 
 def verdict(own: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the difference with its bounds, and the verdict."""
+    """Return the difference with its bounds, and the verdict or the faults of the arm."""
+    if own["difference"] is None:
+        return "-", "; ".join(own["faults"])
     bounds = "" if own["low"] is None else f" ({own['low']:+.3f} to {own['high']:+.3f})"
     return f"{own['difference']:+.3f}{bounds}", own["verdict"]
 

@@ -63,7 +63,7 @@ CONSEQUENCES_NOTE = (
 class Fault:
     """Reason why an arm fails its audit."""
 
-    check: str  # "lag", "gradient", "length", "identical" or "samples"
+    check: str  # "lag", "gradient", "length", "identical", "samples" or "weights"
     reason: str  # a sentence without its period
 
 
@@ -112,6 +112,7 @@ def audit_arms(
             _length_fault(trials),
             _identical_fault(trials, equal, arms) if treated else None,
             _samples_fault(trials, base),
+            _weights_fault(trials, base),
         ]
         found[arm] = Audit(
             arm=arm,
@@ -237,6 +238,18 @@ def _samples_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -
         check="samples",
         reason=f"it trained on {own:.0f} samples, and {base[0].arm} on {theirs:.0f}; --samples N "
         "trains every arm on N responses",
+    )
+
+
+def _weights_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -> Fault | None:
+    """Return a fault if the rewards of an arm and of the baseline sum their parts differently."""
+    weights = [trial.config.task.part_weights for trial in (*base, *trials)]
+    if not base or all(own == weights[0] for own in weights):
+        return None
+    return Fault(
+        check="weights",
+        reason="its task.reward_weights differ from those of "
+        f"{base[0].arm}, so their rewards measure different things",
     )
 
 

@@ -289,9 +289,9 @@ def scores_text(row: Mapping[str, Any]) -> str:
     The format reward and the answer reward are included if the row has both.
     """
     built_in = {"format": row["format_reward"], "answer": row["answer_reward"]}
-    whole = {"reward": row["reward"], **({} if None in built_in.values() else built_in)}
-    whole |= _numbers(row["parts"])
-    return ", ".join(f"{name} {value:.2f}" for name, value in whole.items())
+    parts = ({} if None in built_in.values() else built_in) | _numbers(row["parts"])
+    scores = [("reward", row["reward"]), *parts.items()]  # a part may be called reward too
+    return ", ".join(f"{name} {value:.2f}" for name, value in scores)
 
 
 def _numbers(stored: str | None) -> dict[str, float]:

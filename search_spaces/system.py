@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, of_other_placement
@@ -88,13 +89,16 @@ def system_space(
         GRPOConfig.from_dict({"buffer_capacity": capacity})
     choose = tune.grid_search if grid else tune.choice
     base = dict(settings or {})
-    together = dict(base.get("set", {}))
-    for name, texts in combinations.items():
-        configs = [{**base, "set": {**base.get("set", {}), name: text}} for text in texts]
-        together[name] = choose(_valid(texts, configs))
-    configs = [{**base, "buffer_capacity": capacity} for capacity in buffer_capacities]
-    capacities = _valid(buffer_capacities, configs)
-    return {**base, "set": together, "buffer_capacity": choose(capacities)}
+    values = [*combinations.values(), list(buffer_capacities)]
+    if base:  # without settings, every combination is valid
+        values = _valid_together(values, lambda *drawn: _config(base, *drawn))
+    actors_, steps, capacities = map(choose, values)
+    return _config(base, actors_, steps, capacities)
+
+
+def _config(base: Mapping[str, Any], actors: Any, steps: Any, capacity: Any) -> dict[str, Any]:
+    together = {**base.get("set", {}), "actors": actors, "steps": steps}
+    return {**base, "set": together, "buffer_capacity": capacity}
 
 
 def _separate_actors(
@@ -123,18 +127,38 @@ def _steps(rounds: int, ks: Sequence[int], k_modes: Sequence[str]) -> Iterator[d
             yield {**fresh(batches, rounds, every), "k": k, "k_mode": mode}
 
 
-def _valid(values: Sequence[Any], configs: Sequence[Mapping[str, Any]]) -> list:
-    """Return the values whose config is valid. If none is, raise the error of the last one."""
-    valid, error = [], None
-    for value, config in zip(values, configs, strict=True):
-        try:
-            GRPOConfig.from_dict(config)
-            valid.append(value)
-        except ConfigError as found:
-            error = found
-    if error is not None and not valid:
-        raise error
-    return valid
+def _valid_together(
+    values: Sequence[list], config_of: Callable[..., Mapping[str, Any]]
+) -> list[list]:
+    """Leave out values of the parameters until every combination of the others is valid.
+
+    The value with the largest share of invalid combinations is left out first.
+
+    Raises:
+        ConfigError: No value of a parameter is left.
+    """
+    errors = {drawn: _error(config_of(*drawn)) for drawn in itertools.product(*values)}
+    left = [list(own) for own in values]
+    while wrong := [drawn for drawn in itertools.product(*left) if errors[drawn] is not None]:
+        share = {
+            (place, value): sum(drawn[place] == value for drawn in wrong) * len(own)
+            for place, own in enumerate(left)
+            for value in own
+        }
+        place, value = max(share, key=share.__getitem__)
+        left[place].remove(value)
+        error = errors[wrong[-1]]
+        if not left[place] and error is not None:
+            raise error
+    return left
+
+
+def _error(config: Mapping[str, Any]) -> ConfigError | None:
+    try:
+        GRPOConfig.from_dict(config)
+    except ConfigError as error:
+        return error
+    return None
 
 
 def _texts(name: str, combinations: Sequence[dict[str, Any]] | Iterator[dict[str, Any]]) -> list:

@@ -779,7 +779,8 @@ class Plan:
             check_comparable(self.trials)
         if self.options.scheduler != "fifo":
             self._refuse_margin()
-        if not self.resuming and (short := too_short_for_lag(self.trials)):
+        begins = not self.resuming or self.options.added_arms
+        if begins and (short := too_short_for_lag(self.trials)):
             if self.margin_option is not None:
                 raise UsageError(f"{self.margin_option}: {short}")
             self.told.append(f"note: {short}")

@@ -283,7 +283,7 @@ class GRPOConfig(TrialSettings):
     @property
     def taught_by_rewards_alone(self) -> bool:
         """Return True if a group teaches only through differences between its task rewards."""
-        shaped = self.kl_in_reward or self.task.length_penalty > 0 or bool(self.task.part_weights)
+        shaped = self.kl_in_reward or self.task.length_penalty > 0 or self.task.normalize_parts
         shaped = shaped or self.rollout.overlong == "penalty"
         # `rollout.zero_advantage` leaves groups out before their rewards are shaped.
         otherwise = self.loss.teacher is not None or (

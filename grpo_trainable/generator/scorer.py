@@ -151,7 +151,7 @@ class ProcessScorer:
             self.close()
             raise
         # A sum of rewards has no answer of its own, so its answer reward is the weighted sum.
-        self._weights = (weights or {}) if parts and "answer" not in parts else {}
+        self._weights = (weights or {}) if parts and parts != ["answer"] else {}
         if self._has_spare:
             self._processes.append(self._start())
 

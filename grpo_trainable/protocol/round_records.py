@@ -40,7 +40,7 @@ _RESPONSE = {
     "reward": pa.float32(),
     "format_reward": pa.float32(),  # null if the task's reward does not judge the format
     "answer_reward": pa.float32(),
-    "parts": pa.string(),  # the parts that the reward function returned, as JSON; null if none
+    "parts": pa.string(),  # the parts with a weight, and those that the function returned, as JSON
     # True if end-of-text, a stop string or the environment ended the response, False if the length
     # limit did.
     "finished": pa.bool_(),

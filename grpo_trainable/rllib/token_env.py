@@ -19,6 +19,7 @@ from grpo_trainable.protocol.rollout import SamplingLimits
 from grpo_trainable.rllib.module import NO_TOKEN, token_spaces
 from grpo_trainable.tasks import RewardError
 from grpo_trainable.tasks.prompts import Prompts, build_task
+from grpo_trainable.tasks.task import weighted
 from grpo_trainable.trial import resolved
 
 # Settings of a trial that are read by the environment, or by the `LanguageModel` that acts in it.
@@ -35,6 +36,7 @@ class World:
     scorer: Scorer
     stops: StopStrings | None
     limits: SamplingLimits
+    part_weights: Mapping[str, float]
 
 
 class TokenEnv(gymnasium.Env):
@@ -117,6 +119,7 @@ class TokenEnv(gymnasium.Env):
     def _reward(self) -> float:
         request = self._world.prompts.score_request("train", self._index, self._response)
         (score,) = self._world.scorer.score([request])
+        score = weighted(score, self._world.part_weights)
         if isinstance(score, RewardError):
             raise RuntimeError(f"the reward failed on prompt {self._index}: {score.message}")
         return score.reward
@@ -143,4 +146,5 @@ def _world(settings: GRPOConfig) -> World:
         scorer=make_scorer(settings, task),
         stops=stops_of(limits.stop_strings, tokenizer, vocab_size, torch.device("cpu")),
         limits=limits,
+        part_weights=settings.task.part_weights,
     )

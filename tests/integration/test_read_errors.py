@@ -16,6 +16,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from commands import SMALL, environment_with, parts, trial_directories, tune, tune_command
 from conftest import rows, wait_for
@@ -60,8 +61,14 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = storage / "cut"
     wait_for(lambda: list(directory.glob("*/checkpoint_000001/manifest.json")), 120)
     wait_for(lambda: len(rows(trial_directories(directory)[0])) >= 5, 60)
+    family = psutil.Process(process.pid).children(recursive=True)
+    actors = [own for own in family if "ray::" in " ".join(own.cmdline())]
+    assert actors
     process.send_signal(signal.SIGKILL)
     process.wait()
+    # The process of the trial may still be removing an older checkpoint.
+    _, alive = psutil.wait_procs(actors, timeout=60)
+    assert not alive
     return directory
 
 

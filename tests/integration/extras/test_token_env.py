@@ -124,6 +124,16 @@ def test_a_response_that_cannot_fit_is_refused_before_its_first_token() -> None:
         env.reset(options={"prompt_index": 0})
 
 
+def test_the_reward_is_the_weighted_sum_of_its_parts(tmp_path: Path) -> None:
+    reward = tmp_path / "parts.py"
+    reward.write_text("def score(*_):\n    return {'reward': 5, 'parts': {'one': 1, 'two': 2}}\n")
+    task = {"reward": f"{reward}:score", "reward_weights": '{"one": 3, "two": 0.5}'}
+    env = TokenEnv({"task": task, "rollout": {"max_new_tokens": 1}})
+    env.reset(options={"prompt_index": 7})
+    _, paid, ended, *_ = env.step(5)
+    assert (paid, ended) == (4.0, True)
+
+
 def test_a_reward_that_fails_is_an_error_and_no_reward(tmp_path: Path) -> None:
     reward = tmp_path / "broken.py"
     reward.write_text("def score(response, ground_truth):\n    raise ValueError('no idea')\n")

@@ -10,7 +10,12 @@ import sys
 import grade_school
 import pytest
 from grade_school import LARGEST, GradeSchool, held_out, problem
-from real_model import held_mb
+from real_model import APART, ARMS, arm_of, held_mb
+
+
+def test_only_an_engine_that_cannot_be_colocated_on_cpus_gets_another_arm():
+    assert [arm_of("hf", arm) for arm in ARMS] == [*ARMS]
+    assert [arm_of("vllm", arm) for arm in ARMS] == [APART, ARMS[1]]
 
 
 def test_the_same_problems_come_again_and_others_for_another_seed():

@@ -87,11 +87,16 @@ def test_advantages_that_learn_from_equal_rewards_never_stand_still(advantage):
         {"loss": {"kl_coef": 0.1, "kl_in": "reward"}},
         {"rollout": {"overlong": "penalty"}},
         {"task": {"length_penalty": 0.1, "length_target": 9}},
-        {"task": {"reward_weights": '{"format": 1, "answer": 1}'}},
+        {"task": {"reward_weights": '{"format": 1, "answer": 1}', "normalize_parts": True}},
     ],
 )
 def test_what_is_taught_otherwise_does_not_stand_still(values):
     assert told(still_in(config_of(6, **values), *range(1, 7)), 6) == []
+
+
+def test_weights_of_parts_do_not_teach_what_their_sum_does_not():
+    config = config_of(4, task={"reward_weights": '{"format": 1, "answer": 1}'})
+    assert told(still_in(config, *range(1, 5)), 4) == [4]
 
 
 def test_a_penalty_does_not_teach_what_is_left_out_by_its_rewards():

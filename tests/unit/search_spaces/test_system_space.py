@@ -89,6 +89,18 @@ def test_every_sample_is_valid_with_the_settings_of_the_page():
     }
 
 
+@pytest.mark.parametrize(
+    ("settings", "options", "left"),
+    [
+        ({"buffer_sampling": "uniform"}, {"buffer_capacities": [1, 2, 4]}, {2, 4}),
+        ({"buffer": {"max_age": 8}}, {"buffer_capacities": [1, 2]}, {2}),
+    ],
+)
+def test_values_are_checked_with_the_values_of_the_other_parameters(settings, options, left):
+    trials = corners(settings=settings, ks=[1, 2], lags=[1], **options)
+    assert {trial.buffer_capacity for trial in trials} == left
+
+
 def test_settings_that_are_never_valid_are_refused():
     with pytest.raises(ConfigError, match=r"^optim.lr=fast"):
         system_space({"optim": {"lr": "fast"}})
