@@ -1,4 +1,4 @@
-"""Answer questions that take hours, in slices of at most 20 minutes at low priority.
+"""Run experiments that take hours, in slices of at most 20 minutes at low priority.
 
     python benchmarks/campaigns.py                    every slice that is not finished
     python benchmarks/campaigns.py atlas --slices 2   the next two slices of the atlas

@@ -442,7 +442,10 @@ def monitor(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compared_monitors(rounds: int, seed: int) -> dict[str, Any]:
-    """Return how often both trials of a seed agree, and the shares of their rounds' time."""
+    """Return how often the two trials of a seed agree.
+
+    Also return the share of each round that the reference takes.
+    """
     from grpo_trainable.telemetry.metrics import SAMPLED, SE
 
     rows = {}

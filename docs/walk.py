@@ -26,7 +26,7 @@ STAGE = "<!-- not run: test_rlhf.py runs this page -->"
 BLOCK = re.compile(
     rf'^(?:```python title="([^"]+)"|{STAGE}\n```bash)\n(.*?)^```$', re.MULTILINE | re.DOTALL
 )
-LINKS = ("launch", "grpo_trainable")  # the directories of the repository that the page names
+LINKS = ("launch", "grpo_trainable")  # repository directories that the page's commands use
 STAGES = "stages.json"  # the commands, the seconds and the resulting files of each finished stage
 LOG = "log.txt"
 

@@ -112,7 +112,8 @@ positive = number(float, 0, above=True)
 def share(text: str) -> float:
     """Convert a share such as 0.05 to a number. This is an argparse type."""
     value = positive(text)
-    if value >= 1:  # otherwise, a percentage would accept any loss
+    # As a margin, 5 (meant as 5 %) would be 500 %, which accepts any loss.
+    if value >= 1:
         percent = f"; for {value:g} %, write {value / 100:g}" if value < 100 else ""
         raise argparse.ArgumentTypeError(f"must be a number below 1, got {shown(text)}{percent}")
     return value

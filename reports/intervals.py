@@ -141,8 +141,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
         return estimate, None
     of_seeds, of_prompts, rest = means = mean_squares(differences)
     degrees = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
-    # Even if all runs were alike, the means of seeds would scatter by the rest. The means of a few
-    # seeds can agree better than that only by chance, and the means of further seeds would not.
+    # Even if all runs were alike, the mean square of seeds would be about the residual mean square,
+    # `rest`. A few seeds can agree better than that only by chance, and further seeds would not.
     spread = Spread(
         between=max(of_seeds, rest) / prompts,
         floor=max(0.0, of_prompts - rest) / (seeds * prompts),
@@ -157,7 +157,7 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
 
 
 def mean_squares(differences: np.ndarray) -> list[float]:
-    """Return the mean squares of a two-way table: of seeds, of prompts, and of the rest.
+    """Return the mean squares of a two-way table: of seeds, of prompts, and of the residuals.
 
     Args:
         differences: One value per seed and prompt, (n, P), with n and P at least 2.

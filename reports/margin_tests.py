@@ -45,7 +45,8 @@ class Design:
     def may_grow(self) -> bool:
         """Return True if more seeds may be added.
 
-        A fixed number of seeds allows one test. With one seed, this test has not been made yet.
+        A fixed design allows only one test, so seeds cannot be added after it. One seed allows no
+        test, so seeds may still be added.
         """
         return self.anytime or self.seeds < 2
 
@@ -162,7 +163,7 @@ def _refuse_to_look_early(arms: Mapping[str, Pairs], planned: int) -> None:
         raise LooksEarly(
             f"{arm} has {seeds} of {plural(planned, 'planned seed')} in common with the baseline, "
             "and a verdict with a fixed number of seeds is valid only when all are complete; "
-            "complete them, or use --max-seeds N of launch/verdict.py, which is valid at any time"
+            "complete them, or use launch/verdict.py --max-seeds N, whose test is valid at any time"
         )
 
 

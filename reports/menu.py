@@ -302,8 +302,8 @@ def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) 
     if needs_max_seeds(experiment):
         raise MenuError(
             "seeds were added after the experiment had ended, so a test with a fixed number of "
-            "seeds would look at the results twice; use --max-seeds N of launch/verdict.py, which "
-            "is valid at any time"
+            "seeds would look at the results twice; use launch/verdict.py --max-seeds N, whose "
+            "test is valid at any time"
         )
     seeds = {trial.config.seed for trial in experiment.trials}
     seeds |= {seed for _, seed in experiment.not_begun}

@@ -183,13 +183,13 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
             f"To run these seeds: launch/tune.py --extend {number}, with the --name of this "
             "experiment."
             if menu.design.may_grow
-            else f"To run it, repeat the command of this experiment with {number}, another --name, "
-            "and a --seed that repeats none of the seeds."
+            else f"To run the new experiment, repeat this experiment's command with {number}, "
+            "another --name, and a --seed above all seeds used so far."
         )
         if len(needed) < len(menu.others) or min(needed) < max(needed):
             said.append(
-                "This command also runs arms that need fewer of these seeds or none, so it takes "
-                "longer than the arms that are undecided."
+                "This command runs every arm, also those that need fewer seeds or none. So it "
+                "takes longer than the times under “to decide”."
             )
     return [" ".join(said)] if said else []
 
@@ -326,8 +326,8 @@ def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
         f"the same precision costs {noise.relative_cost:.2f} times as much as with more seeds, so"
     )
     advice = {
-        "prompts": "evaluate more prompts first: raise eval.final_prompts, at most to the number "
-        "of prompts that the task holds out, and beyond that number raise eval.samples",
+        "prompts": "evaluate more prompts first: raise eval.final_prompts or, if it already covers "
+        "all held-out prompts, eval.samples",
         "seeds": "run more seeds",
     }
     return f"{said} {better} {advice[str(noise.cheaper)]}."

@@ -427,8 +427,8 @@ def _drift(arms: Arms) -> list[Plot]:
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Up and to the "
             "left is better: more held-out reward for less KL. Each point is an evaluation. The "
-            "estimate of the KL can be negative, although the KL itself cannot, because an older "
-            "policy sampled the responses: read such a point as a KL near 0."
+            "KL is never negative. Its estimate can be, because an older policy sampled the "
+            "responses: read a negative point as a KL near 0."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",

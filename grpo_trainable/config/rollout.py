@@ -152,9 +152,9 @@ class RolloutSettings(Settings):
     )
     stragglers: str = choice(
         ("wait", "drop", "requeue"),
-        "Treatment of prompts that hold up a round while a generator has no work left that `lag` "
-        "allows: wait for their responses (wait), discard the incomplete responses and train on "
-        "other prompts (drop), or discard them and sample the prompts again later (requeue). "
+        "Treatment of prompts that hold up a round while the limit `lag` keeps a generator idle: "
+        "wait for their responses (wait), discard the incomplete responses and train on other "
+        "prompts (drop), or discard them and sample the prompts again later (requeue). "
         "Responses are discarded only after the waiting generator has sampled two chunks that "
         "began later. A round waits for every prompt that is sampled again.",
         read_if=(

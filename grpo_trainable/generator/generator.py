@@ -414,7 +414,7 @@ def _scored(
     Args:
         rollouts: The groups and their completions.
         scores: The result of `Generator._scores`.
-        weights: Weight of each part of the reward; empty if the task's own reward counts.
+        weights: Weights of the reward parts. If empty, the task's own reward is used.
         loaded: Records of the weights that the engine loaded while it sampled.
         spans: The times that the call spent on each stage.
     """

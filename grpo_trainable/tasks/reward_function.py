@@ -198,7 +198,7 @@ def _trl(function: Callable[..., Any], takes: _Parameters) -> RewardFunction:
         score=score,
         scores_groups=True,
         columns=frozenset(takes.required - TRL_LISTS - TRL_LOGS - {GROUND_TRUTH}),
-        parts=("answer",),  # the function returns only numbers
+        parts=("answer",),  # one number per response, which is the answer reward
         reads=frozenset({"token_ids", "prompt", "columns"}),
     )
 

@@ -33,7 +33,8 @@ UNLESS_SET = {
 # torch version than vLLM needs.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BACKEND = "grpo_trainable"  # our backend for vLLM's weight-transfer API
-# Every process with a part of the model imports the module of this class, which registers BACKEND.
+# Every process that holds a part of the model looks this class up. The lookup registers BACKEND
+# (see worker.py).
 EXTENSION = "grpo_trainable.engines.vllm.worker.WorkerExtension"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache on CPUs
 PREFILL_TOKENS = 4096  # maximum tokens per step of vLLM, unless a single row is longer

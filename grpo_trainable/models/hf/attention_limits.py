@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # Names that configs use for a layer that attends to all earlier tokens.
 ATTENDS_TO_ALL = {"full_attention", "attention", "global"}
-# Numbers of tokens that limit every layer, unless the config lists the kind of each layer.
+# Config attributes with a number of tokens. They limit every layer, unless the config lists the
+# kind of each layer.
 LIMITS = ("sliding_window", "attention_chunk_size")
 
 

@@ -17,8 +17,8 @@ from grpo_trainable.models.hf.attention_limits import attention_limit, limit_in
 transformers = pytest.importorskip("transformers")
 
 MIXED = ["full_attention", "sliding_attention"]
-# Entries of config.json, and the attribute that limits attention. The first entries of a family
-# are as the hub has them: they leave out what has a default value.
+# Entries of config.json, and the attribute that limits attention. Some entries copy config.json
+# files from the hub, which omit attributes that have their default value.
 LIMITED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window: 4096"),
     ({"model_type": "phi3", "sliding_window": 2047}, "sliding_window: 2047"),

@@ -265,7 +265,7 @@ def test_to_decide_counts_the_seeds_that_the_note_says_how_to_run(command, tmp_p
         return menu, " ".join(output.split())
 
     wide = {BASE: SAME[BASE], OTHER: (0.65, 0.57, 0.63, 0.56)}
-    # With one seed, the seeds are added to the experiment.
+    # After one seed, the missing seeds are added to the same experiment.
     menu, text = told({BASE: (0.6,), OTHER: (0.7,)})
     assert menu["arms"][OTHER]["seeds_missing"] == 7
     assert "To decide: the number of further seeds that" in text
@@ -283,13 +283,13 @@ def test_to_decide_counts_the_seeds_that_the_note_says_how_to_run(command, tmp_p
     own = menu["arms"][OTHER]
     assert own["seeds_missing"] == own["seeds_needed"] > 0
     assert "To decide: the number of seeds of a new experiment that" in text
-    assert f"repeat the command of this experiment with --num-samples {own['seeds_needed']}" in text
-    assert "also runs arms" not in text
+    assert f"this experiment's command with --num-samples {own['seeds_needed']}, another" in text
+    assert "runs every arm" not in text
     assert "--extend" not in text
     assert "would probably take a new experiment of " in text
     # The printed command runs every arm, and the price counts the undecided arm.
     _, text = told({**wide, THIRD: SAME[OTHER]}, "--max-seeds", 50)
-    assert "This command also runs arms that need fewer of these seeds or none" in text
+    assert "This command runs every arm, also those that need fewer seeds or none." in text
 
 
 def test_a_recorded_maximum_is_used_and_no_other_is_accepted(command, tmp_path):

@@ -145,7 +145,7 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert "With 4 times as many prompts as the 2 of the last evaluation, the same" in said
     assert "costs 0.40 times as much as with more seeds, so evaluate more prompts first" in said
     # How many prompts the task holds out is not known here, so no number is advised.
-    assert "at most to the number of prompts that the task holds out" in said
+    assert "raise eval.final_prompts or, if it already covers all held-out prompts, eval" in said
     assert "eval.final_prompts=" not in said
 
 
