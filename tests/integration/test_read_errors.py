@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from commands import SMALL, environment_with, parts, trial_directories, tune, tune_command
-from conftest import rows, wait_for
+from conftest import actor_processes, rows, wait_for
 
 from reports.experiment import read_experiment
 
@@ -62,7 +62,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wait_for(lambda: list(directory.glob("*/checkpoint_000001/manifest.json")), 120)
     wait_for(lambda: len(rows(trial_directories(directory)[0])) >= 5, 60)
     family = psutil.Process(process.pid).children(recursive=True)
-    actors = [own for own in family if "ray::" in " ".join(own.cmdline())]
+    actors = [own for own in family if own.pid in actor_processes()]
     assert actors
     process.send_signal(signal.SIGKILL)
     process.wait()
