@@ -96,14 +96,21 @@ class Story:
 
 @pytest.fixture(scope="module")
 def killed(start, tmp_path_factory) -> Story:
-    """Kill the driver after the third checkpoint. Damage the third and all later checkpoints."""
+    """Kill the driver after the third checkpoint. Damage the third and all later checkpoints.
+
+    The generator stands still until Tune has noted that checkpoint, so the trial cannot end first.
+    """
     story = Story(tmp_path_factory.mktemp("storage"))
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
     argv += ["--set", f"eval.every={EVALUATED[1]}", "--set", "checkpoint.keep=null"]
     argv += ["--iterations", str(ROUNDS), "--checkpoint-every", str(BETWEEN), "--num-samples", "2"]
     process = start(*argv, storage=story.storage)
-    wait_for(lambda: noted(story.experiment, "checkpoint_000002"), 120)
     family = all_actors(process)
+    (generator,) = (actor for actor in family if "ray::Generator" in " ".join(actor.cmdline()))
+    wait_for(lambda: [*story.experiment.glob("*/checkpoint_000002/manifest.json")], 120)
+    generator.suspend()
+    wait_for(lambda: noted(story.experiment, "checkpoint_000002"), 120)
+    generator.resume()
     process.kill()
     process.wait()
     _, story.outlived_the_driver = psutil.wait_procs(family, timeout=60)
