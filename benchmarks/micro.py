@@ -61,32 +61,66 @@ def turns(found: dict[str, Any]) -> str:
 # Name -> prompt tokens, mean response tokens, standard deviation of the log of response tokens.
 LENGTHS = {"equal": (12, 48, 0.0), "long tail": (12, 32, 1.0), "long prompt": (96, 32, 1.0)}
 LONGEST = 4  # longest response, as a multiple of the mean length
+KINDS = ("padded", "packed")
+PRODUCT_SIZE = 2048  # rows and columns of the matrices whose product measures the machine
+PRODUCT_FLOP = 2 * PRODUCT_SIZE**3
 
 
 def packing(args: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for workload in LENGTHS:
         for threads in THREADS:
-            options = {"workload": workload, "threads": threads, "seed": args.seed}
+            options = {"workload": workload, "num_threads": threads, "seed": args.seed}
             row = {"workload": workload, "threads": threads}
-            row |= inside(packed_and_padded, repeats=args.repeats, **options)
+            row |= inside(packed_and_padded, threads, repeats=args.repeats, **options)
             row["peak_resident_mb"] = {
-                kind: inside(memory_of_steps, kind=kind, **options) for kind in ("padded", "packed")
+                kind: inside(memory_of_steps, threads, kind=kind, **options) for kind in KINDS
             }
             rows.append(row)
             print(f"  {workload}, {threads} threads: {turns(row)}; {row['peak_resident_mb']} MB")
             print(f"  difference: {row['difference']}")
+            print(f"  packed: {row['packed_over_floor']:.2f} x the time of its matrix products")
     return {
         "workload": {**SMALL, "longest": LONGEST, "prompt_mean_sigma": LENGTHS},
         "results": rows,
     }
 
 
-def packed_and_padded(workload: str, seed: int, repeats: int) -> dict[str, Any]:
-    padded, packed = (learner_and_groups(workload, kind, seed) for kind in ("padded", "packed"))
-    difference = difference_of(padded, packed)  # before the first step, so weights are equal
-    works = {"padded": gradient_step(*padded), "packed": gradient_step(*packed)}
-    return {**measure.in_turns(works, repeats=repeats), "difference": difference}
+def packed_and_padded(workload: str, num_threads: int, seed: int, repeats: int) -> dict[str, Any]:
+    pairs = {kind: learner_and_groups(workload, kind, num_threads, seed) for kind in KINDS}
+    difference = difference_of(**pairs)  # before the first step, so weights are equal
+    works = {"product": matrix_product(), **{kind: gradient_step(*pairs[kind]) for kind in KINDS}}
+    found = measure.in_turns(works, repeats=repeats)
+    floor = flop_of_packed(pairs["packed"][1]) / PRODUCT_FLOP
+    return {
+        **found,
+        "floor_s": floor * found["seconds_medians"]["product"],
+        "packed_over_floor": 1 / floor / found["speed_up"].pop("product")["median"],
+        "difference": difference,
+    }
+
+
+def matrix_product() -> Callable[[], object]:
+    """Return a function that multiplies two large matrices with `PRODUCT_FLOP` operations."""
+    import torch
+
+    left, right, out = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE) for _ in range(3))
+    return lambda: torch.mm(left, right, out=out)
+
+
+def flop_of_packed(groups: Sequence[RolloutGroup]) -> int:
+    """Return the operations of a packed step's matrix products with weights.
+
+    A backward pass takes twice the operations of a forward pass. The body processes a prompt once,
+    and the last token of a response is never an input. The head processes a position per response
+    token.
+    """
+    from grpo_trainable.models.model_config import PRESETS
+
+    model = PRESETS[PRESET]
+    head = sum(int(group.response_mask.sum()) for group in groups)
+    body = head + sum(len(group.prompt_ids) - len(group.response_mask) for group in groups)
+    return 6 * (model.matmul_parameters * body + model.vocab_size * model.d_model * head)
 
 
 def difference_of(
@@ -122,8 +156,8 @@ def scored(pair: tuple[Learner, list[RolloutGroup]]) -> tuple[Tensor, Tensor]:
     return log_probs.detach(), torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def memory_of_steps(workload: str, kind: str, seed: int) -> float:
-    step = gradient_step(*learner_and_groups(workload, kind, seed))
+def memory_of_steps(workload: str, kind: str, num_threads: int, seed: int) -> float:
+    step = gradient_step(*learner_and_groups(workload, kind, num_threads, seed))
     for _ in range(3):
         step()
     return measure.peak_resident_mb()
@@ -133,7 +167,9 @@ def gradient_step(learner: Learner, groups: list[RolloutGroup]) -> Callable[[], 
     return lambda: learner.update([groups])
 
 
-def learner_and_groups(workload: str, kind: str, seed: int) -> tuple[Learner, list[RolloutGroup]]:
+def learner_and_groups(
+    workload: str, kind: str, num_threads: int, seed: int
+) -> tuple[Learner, list[RolloutGroup]]:
     import numpy as np
 
     from grpo_trainable.learner.learner import Learner
@@ -145,6 +181,7 @@ def learner_and_groups(workload: str, kind: str, seed: int) -> tuple[Learner, li
     config = learner_config(
         seed,
         model={"preset": PRESET, "packing": kind == "packed"},
+        resources={"worker_cpus": float(num_threads)},
         # This loss has no ratio, so it clips no token of these random responses.
         loss={"type": "reinforce_with_baseline", "kl_monitor": False},
     )

@@ -9,6 +9,8 @@ Rewards differ within every group, so no group is left out.
 
 The contests are
 
+- `sample`: the responses to all prompts, without a gradient step (TRL's side calls the `generate`
+  of transformers, as its trainer does; our side also scores the responses);
 - `step`: one gradient step per batch;
 - `k4`: four gradient steps per batch;
 - `kl`: one gradient step per batch, with a KL coefficient of 0.04 in the loss, which needs a
@@ -40,7 +42,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import measure
 from measure import MICROBATCH, ROOT, THREADS, parser_of, provenance, run_benchmark, write
@@ -48,8 +50,11 @@ from measure import MICROBATCH, ROOT, THREADS, parser_of, provenance, run_benchm
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, Meter
 
+if TYPE_CHECKING:
+    from grpo_trainable.protocol.rollout import RolloutGroup
+
 PEER = ROOT / ".venv-trl" / "bin" / "python"
-CONTESTS = ("step", "k4", "kl")
+CONTESTS = ("sample", "step", "k4", "kl")
 OURS, TRL = "ours", "trl"
 SCRIPTS = {OURS: ["peers.py", "--job"], TRL: ["trl_peer.py", "race"]}
 # A meaningless reward from 0 to 1 that depends on the whole response, so every group has a signal.
@@ -193,8 +198,11 @@ def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
     return requests
 
 
-def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], None]:
-    """Return a function that runs a worker's round: publish, load, sample, score, k steps."""
+def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], object]:
+    """Return a function that runs a worker's round: publish, load, sample, score, k steps.
+
+    In the contest `sample`, the function only samples and scores.
+    """
     from grpo_trainable.cluster.colocated import Colocated
     from grpo_trainable.protocol.messages import Sampled
     from grpo_trainable.transports.in_process import InProcess
@@ -204,19 +212,25 @@ def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], Non
     first = requests_of(job, config)
     rounds = count()
 
-    def turn() -> None:
-        worker.load(worker.publish().handle)
+    def sample() -> list[RolloutGroup]:
         # New indices give new random draws for the same prompts.
         ahead = next(rounds) * len(first)
         requests = [replace(own, prompt_index=own.prompt_index + ahead) for own in first]
         sampled = worker.generate(requests)
         assert isinstance(sampled, Sampled)  # the user's reward function runs in a later call
         groups = worker.score(sampled.number).groups
-        updated = worker.update([groups])
-        assert len(updated.steps) == (4 if contest == "k4" else 1)
         assert sum(group.num_tokens for group in groups) == measure.RESPONSES * measure.NEW_TOKENS
+        return groups
 
-    return turn
+    def step() -> None:
+        worker.load(worker.publish().handle)
+        updated = worker.update([sample()])
+        assert len(updated.steps) == (4 if contest == "k4" else 1)
+
+    if contest == "sample":
+        worker.load(worker.publish().handle)
+        return sample
+    return step
 
 
 # ---- One contest -----------------------------------------------------------------------------

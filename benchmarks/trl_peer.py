@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TrainerCallback
 
 LOADED = {"dtype": "float32", "attn_implementation": "sdpa"}
 FOREVER = 10**6  # steps; `peers.py` ends the race earlier
@@ -117,7 +117,9 @@ def race(path: str, contest: str, threads: str) -> None:
 
     torch.set_num_threads(int(threads))
     job = json.loads(Path(path).read_text())
-
+    if contest == "sample":
+        sample(job)
+        return
     gradient_steps = 4 if contest == "k4" else 1
     tokenizer = AutoTokenizer.from_pretrained(job["model"], local_files_only=True)
     arguments = config_of(
@@ -142,6 +144,31 @@ def race(path: str, contest: str, threads: str) -> None:
         callbacks=[Turns(gradient_steps)],
     )
     trainer.train()
+
+
+def sample(job: dict[str, Any]) -> None:
+    """Sample all rows in one call for every line of input, as `GRPOTrainer` does."""
+    tokenizer = AutoTokenizer.from_pretrained(job["model"], padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(job["model"], **LOADED).eval()
+    rows = [prompt for prompt in job["prompts"] for _ in range(job["group_size"])]
+    settings = GenerationConfig(
+        do_sample=True,
+        temperature=job["temperature"],
+        top_k=0,
+        top_p=1.0,
+        min_new_tokens=job["max_new_tokens"],
+        max_new_tokens=job["max_new_tokens"],
+        pad_token_id=tokenizer.pad_token_id or 0,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        encoded = tokenizer(rows, return_tensors="pt", padding=True)
+        encoded.pop("token_type_ids", None)
+        with torch.no_grad():
+            out = model.generate(**encoded, generation_config=settings)
+        assert out.shape[1] - encoded["input_ids"].shape[1] == job["max_new_tokens"]
+        answer(time.perf_counter() - began)
 
 
 def meaningless(completions: Sequence[str], **_: Any) -> list[float]:
