@@ -84,12 +84,12 @@ class RoundWriter(FailSafeCallback):
         self._write_waiting(trial)
 
     def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Try again to write waiting rounds."""
+        """Try again to write the rounds that still wait."""
         # A trial that continues from this checkpoint does not report the waiting rounds again.
         self._try_again(trial)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        """Try one last time to write waiting rounds."""
+        """Try one last time to write the rounds that still wait."""
         for trial in trials:
             self._try_again(trial)
 

@@ -200,8 +200,9 @@ def _said_of_disturbed_rounds(menu: Menu) -> list[str]:
     if not arms:
         return []
     return [
-        f"{COUNTED}: rounds that other processes disturbed are counted: {'; '.join(arms)}. The "
-        "percentage is the share of the machine that other processes took."
+        f"{COUNTED}: this speed includes rounds that other processes disturbed "
+        f"({'; '.join(arms)}). The percentage is the share of the machine that other processes "
+        "took."
     ]
 
 

@@ -23,7 +23,7 @@ NO_ERROR = "(error.txt is empty)"
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Consecutive rounds of a trial with the same settings.
+    """Consecutive rounds in which a trial's settings stayed the same.
 
     PBT begins a stretch by making the trial copy the policy and the settings of another trial.
     """

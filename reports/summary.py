@@ -202,7 +202,7 @@ class Comparison:
         """Name the arms whose speed includes disturbed rounds; empty if there are none."""
         arms = counted_disturbed((t.arm, t.pace) for own in self.arms.values() for t in own)
         return (
-            "rounds that other processes disturbed are counted "
+            "speeds include rounds that other processes disturbed "
             f"(callbacks.leave_out_disturbed=false): {arms}. The percentage is the share of the "
             "machine that other processes took."
             if arms

@@ -149,7 +149,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     if faster:
         value, arm = max(faster)
         interval = speed.contrasts[arm].shown_interval(speed.form, " to ")
-        counted = "; disturbed rounds are counted" if speed.contrasts[arm].counted_disturbed else ""
+        counted = ", disturbed rounds included" if speed.contrasts[arm].counted_disturbed else ""
         times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
         figures = f"{LEVEL:.0%} interval: {interval}{counted}"
         said.append(f"The fastest arm is {arm}, with {times} ({figures}).")
@@ -290,7 +290,7 @@ def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
     interval = own.shown_interval(quantity.form, " to ")
     between = f"{LEVEL:.0%}: {interval}" if interval else identical(own.identical)
     disturbed = own.counted_disturbed
-    counted = f"rounds that other processes disturbed are counted: {disturbed}" if disturbed else ""
+    counted = f"including rounds that other processes disturbed ({disturbed})" if disturbed else ""
     parts = [value, between, comparison.seeds_used(own), counted]
     return ", ".join(part for part in parts if part)
 

@@ -262,7 +262,8 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     yield (
         task.name == MIX and not mixed,
         "task.name",
-        'needs task.mix, the tasks and their weights, such as {"math": 0.5, "keyword": 0.5}',
+        "needs task.mix, which gives the weight of each task, such as "
+        '{"math": 0.5, "keyword": 0.5}',
     )
     yield (
         mixed and config.env.plays,

@@ -64,7 +64,7 @@ MINIBATCHES = ("k_mode=minibatches",)
 # ---- Names without a counterpart here ------------------------------------------------------------
 
 _WHOLE_LAW = (
-    "responses are sampled from the whole distribution, because the loss needs its log-probs"
+    "responses are sampled from the whole distribution, because the loss needs log-probs under it"
 )
 _LOGS = (
     "every trial writes a log for TensorBoard, result.json and progress.csv; --tracker wandb, "

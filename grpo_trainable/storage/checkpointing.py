@@ -260,7 +260,9 @@ def read_checkpoint(directory: str | AnyPath) -> TrialState:
     """Return the verified content of a checkpoint.
 
     Raises:
-        CheckpointError: The checkpoint is missing, damaged, foreign or of another format.
+        CheckpointError: The checkpoint is missing, damaged, unreadable or in another format, its
+            directory contains a file that does not belong to a checkpoint, or the directory or a
+            file is a link.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
     digests = _manifest_digests(directory)

@@ -44,7 +44,7 @@ def said(assignment: str) -> str:
             "rollout.group_size responses",
         ),
         ("top_p=0.9", "TRL's top_p has no counterpart here: responses are sampled from the whole"),
-        ("top_p=0.9", "because the loss needs its log-probs; eval.top_p is only for evaluations"),
+        ("top_p=0.9", "the loss needs log-probs under it; eval.top_p is only for evaluations"),
         (
             "report_to=wandb",
             "TRL's report_to has no counterpart here: every trial writes a log for",

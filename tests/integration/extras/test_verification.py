@@ -218,7 +218,7 @@ def test_a_response_without_an_answer_earns_nothing(scorer):
 
 
 def test_formulas_are_verified_off_the_main_thread(scorer):
-    """Outside the main thread, a time-out by SIGALRM would fail, and every answer would score 0."""
+    """SIGALRM works only in the main thread, so a time-out that used it would fail elsewhere."""
     requests = [asked(truth, answer) for truth, answer, equal in ANSWERS if equal]
     scores = []
     thread = threading.Thread(target=lambda: scores.extend(verdicts(scorer, requests)))

@@ -170,7 +170,7 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     assert all(cells[arm][5].endswith("*") for arm in (OTHER, THIRD))
     words = " ".join(table(comparison).split())
     assert (
-        f"*: rounds that other processes disturbed are counted "
+        f"*: speeds include rounds that other processes disturbed "
         f"(callbacks.leave_out_disturbed=false): {base}; " in words
     )
     assert (
@@ -179,8 +179,8 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     )
     assert "Excluded from speed comparisons" not in words
     speed = [sentence for sentence in told(record) if "samples per second" in sentence]
-    assert any(f"disturbed are counted: {base}; {other}" in text for text in speed)
-    assert any(f"disturbed are counted: {base})" in text for text in speed)
+    assert any(f"disturbed ({base}; {other})" in text for text in speed)
+    assert any(f"disturbed ({base}))" in text for text in speed)
     assert not any("disturbed" in text for text in told(record) if "reward" in text)
 
 
@@ -191,7 +191,7 @@ def test_the_answer_says_whether_disturbed_rounds_count_for_the_fastest_arm(tmp_
     )
     fastest = answered(record, {})[0]
     assert fastest.startswith(f"The fastest arm is {OTHER}, with ")
-    assert fastest.endswith("; disturbed rounds are counted).")
+    assert fastest.endswith(", disturbed rounds included).")
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_the_report_keeps_the_true_counts_of_disturbed_rounds_that_count(tmp_pat
     assert data["arms"][OTHER]["disturbed_counted"] is True
     assert data["pairs"][OTHER]["speed_up"]["disturbed_counted"] is True
     text = page.read_text()
-    said = f"disturbed are counted (callbacks.leave_out_disturbed=false): {OTHER}: 16 of 16"
+    said = f"disturbed (callbacks.leave_out_disturbed=false): {OTHER}: 16 of 16"
     table_ = text.partition('<section id="arms"')[2].partition("</section>")[0]
     figure = text.partition('<figure id="speed_up"')[2].partition("</figure>")[0]
     assert said in table_

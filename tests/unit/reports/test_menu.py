@@ -225,9 +225,9 @@ def test_the_opening_names_a_speed_only_if_it_differs_clearly_in_undisturbed_rou
     load(directory)
     assert opening() == "other processes disturbed the speeds)."
     told = notes(menu(directory))
-    counted = f"{BASE}: 15 of 15 rounds, 90%; {OTHER}: 15 of 15 rounds, 90%."
+    counted = f"({BASE}: 15 of 15 rounds, 90%; {OTHER}: 15 of 15 rounds, 90%)."
     assert any(
-        text.startswith(f"*: rounds that other processes disturbed are counted: {counted}")
+        text.startswith(f"*: this speed includes rounds that other processes disturbed {counted}")
         for text in told
     )
     (cells,) = (cells for cells in rows(menu(directory)) if cells[0].startswith(OTHER))

@@ -174,8 +174,8 @@ def test_a_checkpoint_is_read_into_memory_that_waits_for_gradients_and_moments()
     alone = of()
     n = alone["weights"] // 4
     assert alone.get("checkpoint", 0) == 0
-    # Each of four learners reads the whole checkpoint, 12 bytes per parameter, and already has room
-    # for a quarter of it.
+    # Each of four learners reads the whole checkpoint, which has 12 bytes per parameter. A quarter
+    # of it fits into the memory of the learner's own gradients and moments.
     assert of(num_learners=4, learner_strategy="fsdp2")["checkpoint"] == 4 * 9 * n
 
 

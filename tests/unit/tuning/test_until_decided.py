@@ -38,7 +38,7 @@ def write_trial(directory: Path, params: dict[str, Any], reward: float) -> None:
 
 
 def following(directory: Path, arms: dict[str, tuple], seeds: int, **limits: Any) -> Block | str:
-    """Return the next block of trials after `seeds` seeds of each arm, or the reason to stop."""
+    """Return the next block once each arm has run its first seeds, or the reason to stop."""
     if not directory.exists():
         experiments.write_experiment(directory)
     for arm, rewards in arms.items():
