@@ -322,12 +322,10 @@ class Pipeline:
         given_up = self.counts.dropped_straggler + self.counts.requeued
         for generator, chunk in self._fleet.passed():
             assert isinstance(chunk, Chunk), "no evaluation runs while rollouts are collected"
+            if not ledger.is_due(chunk, round_) or not self._collector.may_give_up(chunk):
+                continue
             given_up += len(chunk.prompt_indices)
-            if (
-                ledger.is_due(chunk, round_)
-                and self._collector.may_give_up(chunk)
-                and given_up <= schedule.most_given_up(self.config)
-            ):
+            if given_up <= schedule.most_given_up(self.config):
                 self._fleet.cancel(generator, chunk)
 
     def _start_dispatching(self) -> None:
