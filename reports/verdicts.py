@@ -92,7 +92,15 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
     doubt = _baseline_doubt(comparison)
     said = [] if doubt is None else [doubt]
     for quantity in found:
-        said += _of_quantity(quantity, comparison, doubts=doubt is None)
+        said += _of_quantity(quantity, comparison)
+    if doubt is None and comparison.not_comparable:
+        arms = ", ".join(comparison.not_comparable)
+        whys = (why.split("; ") for why in comparison.not_comparable.values())
+        reasons = dict.fromkeys(reason for own in whys for reason in own)
+        said.append(
+            f"Not comparable with {comparison.baseline} in speed or cost: {arms} "
+            f"({'; '.join(reasons)})."
+        )
     said += comparison.about_rewards
     said += _of_one_seed(found)
     among_seeds = max(
@@ -245,14 +253,8 @@ def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
     ]
 
 
-def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) -> list[str]:
-    """Return the sentences about one quantity.
-
-    Args:
-        quantity: The quantity.
-        comparison: The arms and their baseline.
-        doubts: Also list the arms that are not comparable, with the reasons.
-    """
+def _of_quantity(quantity: Quantity, comparison: Comparison) -> list[str]:
+    """Return the sentences about the arms that have a contrast in a quantity."""
 
     def listed(which: Callable[[Contrast], bool], advice: bool = False) -> list[str]:
         return [
@@ -276,10 +278,6 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) ->
             f"No interval for {quantity.name} (fewer than {LEAST_ROUNDS} rounds, only one prompt, "
             "or the same difference in every prompt)",
             listed(lambda own: own.told_apart is None),
-        ),
-        (
-            f"Not comparable with {baseline} in {quantity.name}",
-            [f"{arm} ({why})" for arm, why in quantity.not_comparable.items() if doubts],
         ),
     ]
     return [f"{what}: {', '.join(arms)}." for what, arms in said if arms]

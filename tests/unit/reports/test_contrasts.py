@@ -249,7 +249,7 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     assert f"Trials excluded from speeds and speed-ups {shared}: {seeds}. The percentage" in words
     assert "device-hours count every round, including disturbed rounds. Totals marked" in words
     said = told(record)
-    assert f"Not comparable with {BASE} in speed (samples per second): {OTHER} ({reason})." in said
+    assert f"Not comparable with {BASE} in speed or cost: {OTHER} ({reason})." in said
     assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
 
 
