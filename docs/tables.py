@@ -22,6 +22,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from grpo_trainable.command_line import align
+from reports.intervals import over_seeds
 from reports.margin_tests import BETTER, NO_WORSE, Design, Pairs, judge
 from reports.summary import show
 from search_spaces.spaces import OBJECTIVE_LAGS
@@ -608,6 +610,31 @@ def answers_of(figures: Mapping[str, Any], *, interval: bool) -> list[str]:
     ]
 
 
+def rlhf() -> list[str]:
+    """Compare the policies of the walk from preferences to a policy."""
+    walks = read("rlhf")["walks"]
+    rows = []
+    for name in walks[0]["policies"]:
+        own = [walk["policies"][name] for walk in walks]
+        gains = [policy["gain"] for policy in own if "gain" in policy]
+        gain = verdicts = ""
+        if gains:
+            mean, _ = over_seeds([one["value"] for one in gains])
+            gain = f"{mean.value:+.2f} ({mean.low:+.2f} to {mean.high:+.2f})"
+            verdicts = "; ".join(
+                f"{verdict}: {count} of {len(own)} seeds"
+                for verdict, count in Counter(policy["verdict"] for policy in own).items()
+            )
+        figures = [
+            between([policy[key] for policy in own], form)
+            for key, form in (("preference", ".2f"), ("learned", ".2f"), ("kl_nats", ".1f"))
+        ]
+        tokens = between([policy["tokens"] for policy in own], ".0f")
+        rows.append([f"`{name}`", figures[0], gain, *figures[1:], tokens, verdicts])
+    header = ["policy", "true preference", "gain over `sft`", "learned reward", "KL, nats"]
+    return markdown([*header, "tokens", "verdict"], rows)
+
+
 # ---- Faults ----------------------------------------------------------------------------------
 
 FAULTS = ("faults_processes", "faults_everything_else", "faults_rewards", "faults_object_store")
@@ -641,7 +668,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             peers,
             packing,
         ),
-        *(scale, transports, parts_of_a_sync, broadcast, sync_share, learning, real_model),
+        *(scale, transports, parts_of_a_sync, broadcast, sync_share, learning, real_model, rlhf),
     )
 }
 
