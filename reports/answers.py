@@ -1,17 +1,19 @@
 """Table that answers a search space's question: a row for each arm, a column for each figure.
 
 A cell shows the median over the seeds, with the minimum and the maximum. A difference is computed
-between trials with the same seed.
+between trials with the same seed, and its cell shows the mean.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from grpo_trainable.telemetry.metrics import SE
 from grpo_trainable.telemetry.stages import shares_of_work
 from grpo_trainable.text import rate
 from reports.parquet_reader import TrialFiles
@@ -23,6 +25,7 @@ REWARD = Column(name="reward", title="held-out reward", metric="reward/eval_mean
 EARLY_REWARD = Column(
     name="early_reward", title="early held-out reward", metric="early_reward", form="{:.3f}"
 )
+AGAINST = "against"  # name of the column of differences from the baseline
 # The early reward comes from the evaluation nearest to this share of the rounds.
 EARLY = 0.25
 
@@ -33,6 +36,7 @@ class Answer:
 
     arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one value per seed
     columns: Sequence[Column]
+    has_early: bool  # False if every early reward is the reward at the end, so the table omits it
     not_comparable: Collection[str]  # arms with `MARK` in place of their speeds
     counted: Collection[str]  # arms whose speeds include rounds that other processes disturbed
     said: Sequence[str]  # remarks above the table
@@ -42,11 +46,16 @@ class Answer:
     @property
     def header(self) -> tuple[str, ...]:
         """Titles of the table's columns."""
-        return ("arm", *(column.title for column in self.columns))
+        return ("arm", *(column.title for column in self.shown))
+
+    @property
+    def shown(self) -> list[Column]:
+        """The columns of the table."""
+        return [column for column in self.columns if self.has_early or column is not EARLY_REWARD]
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the rows of the table as text."""
-        return [(arm, *(self._cell(arm, column) for column in self.columns)) for arm in self.arms]
+        return [(arm, *(self._cell(arm, column) for column in self.shown)) for arm in self.arms]
 
     def _cell(self, arm: str, column: Column) -> str:
         if column.is_speed and arm in self.not_comparable:
@@ -54,7 +63,8 @@ class Answer:
         mark = f" {COUNTED}" if column.is_speed and arm in self.counted else ""
         # A whole number would show the speed of a slow model as 0.
         form = rate if column.is_speed and column.form == "{:.0f}" else column.form
-        return show(self.arms[arm][column.name], form) + mark
+        middle = statistics.fmean if column.name == AGAINST else statistics.median
+        return show(self.arms[arm][column.name], form, middle) + mark
 
 
 def answer(
@@ -76,7 +86,7 @@ def answer(
         own, other = trial.reward_after, rewards.get(trial.config.seed)
         return None if own is None or other is None else own - other
 
-    difference = replace(REWARD, name="against", title=f"against {base}", form="{:+.3f}")
+    difference = replace(REWARD, name=AGAINST, title=f"against {base}", form="{:+.3f}")
     asked = (*experiment.question.columns, *SHARES)
     not_comparable = {arm for arm in arms if not comparison.comparable(arm)}
 
@@ -93,19 +103,22 @@ def answer(
         }
         for arm, trials in arms.items()
     }
+    every = [trial for trials in arms.values() for trial in trials]
+    has_early = any(_is_early(trial) for trial in every)
     return Answer(
         arms=values,
         columns=(REWARD, difference, EARLY_REWARD, *asked),
+        has_early=has_early,
         not_comparable=not_comparable,
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
         note="Only trials that ran all their rounds count. With several seeds, the first line of a "
         "cell shows the median, and the second line shows the minimum and the maximum. A "
-        "difference is computed between trials with the same seed. "
-        f"{_how_early([trial for trials in arms.values() for trial in trials])}"
+        "difference is computed between trials with the same seed, and its cell shows the mean "
+        f"instead of the median. {_how_early(every) if has_early else ''}"
         f"The list below explains the other columns.{_marked(not_comparable)}"
         f"{_marked_as_counted(comparison)}",
-        measured=_how_measured(asked),
+        measured=[*_how_measured(asked), *_how_precise(asked, every)],
     )
 
 
@@ -129,6 +142,38 @@ def _how_measured(columns: Sequence[Column]) -> list[str]:
     for column in columns:
         kinds.setdefault(column.how, []).append(_with_metric(column))
     return [f"{', '.join(titles)}: {how}." for how, titles in kinds.items()]
+
+
+def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> list[str]:
+    """Say how precise the figures of metrics are that rounds measure on a sample of responses."""
+    found = []
+    for column in columns:
+        errors = [error for trial in trials if (error := _standard_error(column, trial))]
+        if errors:
+            found.append(f"{statistics.median(errors):.2g} for {column.title}")
+    if not found:
+        return []
+    return [
+        "The KL is in nats per response, and the reference NLL in nats per token. Each round "
+        "measures them on a sample of its responses, so small differences can be noise. The "
+        f"standard error of one trial's figure is about {', '.join(found)}."
+    ]
+
+
+# Ratio of the standard errors of a reduction and of a mean over the same rounds, whose errors are
+# assumed to be Gaussian. Keys as in `OVER`.
+RELATIVE_ERROR = {"mean": 1.0, "late": 1.0, "median": math.sqrt(math.pi / 2)}
+
+
+def _standard_error(column: Column, trial: TrialRecord) -> float | None:
+    """Return the standard error of a figure; None if it is not measured on a sample."""
+    errors = trial.column(f"{column.metric}{SE}")
+    if column.over == "late":
+        errors = errors[-max(1, trial.config.rounds // 8) :]
+    if column.over not in RELATIVE_ERROR or not any(errors):
+        return None
+    of_mean = math.hypot(*errors) / len(errors)
+    return RELATIVE_ERROR[column.over] * of_mean * abs(column.factor)
 
 
 def _with_metric(column: Column) -> str:
@@ -184,6 +229,12 @@ def early_evaluation(trial: TrialRecord) -> tuple[int, float] | None:
     place = EARLY * trial.config.rounds
     measured = [(round_, reward) for round_, reward, _ in trial.evaluated() if round_]
     return min(measured, key=lambda found: abs(found[0] - place), default=None)
+
+
+def _is_early(trial: TrialRecord) -> bool:
+    """Return True if another evaluation follows the evaluation from `early_evaluation`."""
+    early = early_evaluation(trial)
+    return early is not None and early[0] < max(round_ for round_, _, _ in trial.evaluated())
 
 
 def _early_reward(trial: TrialRecord, files: TrialFiles) -> float | None:

@@ -51,11 +51,11 @@ CHECKS_NOTE = (
 )
 CONSEQUENCES = ("arm", "effective sample size", "discarded", "clipped", "weights bounded")
 CONSEQUENCES_NOTE = (
-    "These figures follow from the settings, so no arm fails because of them. Effective sample "
-    "size: computed from the importance weights of a gradient step, as a share of the step's "
-    "responses. Discarded: the share of the requested groups that were dropped. Clipped: the share "
-    "of the tokens that were clipped. Weights bounded: the share of the tokens whose importance "
-    "weights were bounded."
+    "These figures follow from the settings, so no arm fails because of them. They are means over "
+    "the rounds of all seeds. Effective sample size: computed from the importance weights of a "
+    "gradient step, as a share of the step's responses. Discarded: the share of the requested "
+    "groups that were dropped. Clipped: the share of the tokens that were clipped. Weights "
+    "bounded: the share of the tokens whose importance weights were bounded."
 )
 
 
@@ -372,7 +372,7 @@ def passed(audits: Mapping[str, Audit], arms: Collection[str]) -> str:
         return ""
     whose = "its" if len(sound) in (1, len(arms)) else "their"
     who = "Every arm" if len(sound) == len(arms) else ", ".join(sound)
-    return f"{who} passed {whose} audit (lag, gradients, lengths, copies, samples)."
+    return f"{who} passed {whose} audit (lag, gradients, lengths, identical arms, samples)."
 
 
 def reasons(audits: Mapping[str, Audit]) -> list[str]:

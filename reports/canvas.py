@@ -69,6 +69,7 @@ class Section:
 
     title: str
     plots: Sequence[Plot]
+    note: str = ""  # how to read all plots of the section; empty if there is nothing to explain
     legend: bool = True  # True: show a legend of the arms. False: each plot names its arms
 
 

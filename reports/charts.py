@@ -49,6 +49,7 @@ def lines(
     apart: float = 0.0,
     whole: bool = False,
     linear_within: float | None = None,
+    joined: int = 1,
 ) -> Plot:
     """Return a plot with a line for each arm.
 
@@ -73,6 +74,8 @@ def lines(
         linear_within: If any absolute value exceeds ten times this number, the y axis is
             logarithmic beyond this number. Unless this number is None, the y axis covers only the
             solid lines, so dotted lines may leave the plot.
+        joined: An arm with fewer points than this number has no line and no band. Vertical lines
+            show the range of its values.
     """
     curves = {arm: curve(trials, series, margin) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
@@ -94,10 +97,12 @@ def lines(
             covering = 0 if apart else list(curves.values())[i + 1 :].count(points)
             xs = [point.x for point in points]
             every = max(1, len(points) // 6)
+            is_line = len(points) >= joined
             axes.plot(
                 xs,
                 [point.y + shifts[i] for point in points],
                 color=colour(i),
+                linestyle="-" if is_line else "",
                 marker=marker(i),
                 markersize=5 + 3 * covering,
                 # Start the markers of different arms at different rounds, so that all are visible.
@@ -105,15 +110,13 @@ def lines(
                 linewidth=1.6 + 2.4 * covering,
                 zorder=3,
             )
+            lows = [point.low + shifts[i] for point in points]
+            highs = [point.high + shifts[i] for point in points]
             if any(point.low < point.high for point in points):
-                axes.fill_between(
-                    xs,
-                    [point.low + shifts[i] for point in points],
-                    [point.high + shifts[i] for point in points],
-                    color=colour(i),
-                    alpha=0.16,
-                    linewidth=0,
-                )
+                if is_line:
+                    axes.fill_between(xs, lows, highs, color=colour(i), alpha=0.16, linewidth=0)
+                else:
+                    axes.vlines(xs, lows, highs, color=colour(i), linewidth=1.6)
         if linear_within is not None:
             axes.set_ylim(axes.get_ylim())  # so that dotted lines do not change the range
         for i, points in enumerate(seconds.values()):

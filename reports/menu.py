@@ -28,7 +28,7 @@ from reports.margin_tests import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
-from reports.summary import Comparison, relative_to
+from reports.summary import Comparison, has_exact_lag, relative_to
 
 NO_VERDICT = "no verdict"  # shown for an arm that fails its audit
 DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
@@ -104,6 +104,7 @@ class MenuRow:
     # without a comparable speed.
     in_pareto_set: bool
     ended_early: int  # number of trials that failed or were stopped, which do not count
+    exact_lag: bool  # True if the arm's lag saves no time, so that its speed means nothing
 
     @property
     def verdict(self) -> str:
@@ -230,6 +231,7 @@ def menu_of(
             price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
             in_pareto_set=arm in pareto,
             ended_early=ended_early[arm],
+            exact_lag=any(map(has_exact_lag, arms.get(arm, ()))),
         )
 
     base = MenuRow(
@@ -242,6 +244,7 @@ def menu_of(
         price=None,
         in_pareto_set=baseline in pareto,
         ended_early=ended_early[baseline],
+        exact_lag=any(map(has_exact_lag, arms[baseline])),
     )
     return Menu(
         baseline=base,

@@ -28,7 +28,7 @@ from reports.menu import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import COUNTED, Comparison
+from reports.summary import COUNTED, EXACT_LAG, Comparison
 
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
@@ -40,6 +40,7 @@ HEADER = (
     *("arm", "speed-up", "at equal cost", "reward difference", "verdict", "seeds", "power"),
     "to decide",
 )
+MAY_BE_EMPTY = ("speed-up", "at equal cost", "power", "to decide")
 
 
 def menu_or_reason(
@@ -96,7 +97,8 @@ def paragraph(menu: Menu) -> list[str]:
     if undecided:
         said.append(f"Undecided: {', '.join(undecided)}.")
         said += _prices(menu)
-    return said + _without_verdict(menu)
+    said += _without_verdict(menu)
+    return [*said, EXACT_LAG] if any(row.exact_lag for row in menu.rows) else said
 
 
 def table(menu: Menu) -> str:
@@ -104,7 +106,7 @@ def table(menu: Menu) -> str:
     first, *rest = (_filled(part) for part in (" ".join(paragraph(menu)), *notes(menu)))
     passed = audit.passed(menu.audits, [row.arm for row in menu.rows])
     audited = ["", _filled(f"{passed} The report has the figures.")] if passed else []
-    return "\n".join([first, "", align([HEADER, *rows(menu)]), *rest, *audited])
+    return "\n".join([first, "", align(shown(menu)), *rest, *audited])
 
 
 def _filled(text: str) -> str:
@@ -116,25 +118,27 @@ def rows(menu: Menu) -> list[tuple[str, ...]]:
     return [_row(menu, row) for row in menu.rows]
 
 
+def shown(menu: Menu) -> list[tuple[str, ...]]:
+    """Return the header and the rows without the columns of `MAY_BE_EMPTY` that have no figure."""
+    columns = zip(HEADER, *rows(menu), strict=True)
+    kept = [own for own in columns if own[0] not in MAY_BE_EMPTY or set(own[1:]) != {"-"}]
+    return list(zip(*kept, strict=True))
+
+
 def notes(menu: Menu) -> list[str]:
     """Return the notes below the table, one paragraph each."""
     arms = menu.design.arms
     several = f" (Holm's correction over {arms} arms)" if arms > 1 else ""
     if menu.design.anytime:
-        how = f"valid after every seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
+        looks = f"a look after each seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
     else:
-        how = f"valid once, after {plural(menu.design.seeds, 'planned seed')}"
+        looks = f"one look, after all {plural(menu.design.seeds, 'planned seed')}"
     told = [
         f"Reward difference: the arm's held-out reward minus the reward of {menu.baseline.arm}, "
-        f"mean over the seeds, with one-sided {1 - ALPHA:.0%} bounds{several}. These bounds are "
-        f"{how}. No worse: the lower bound is above {written(-menu.margin, REWARD)}. Better: the "
+        f"mean over the seeds, with one-sided {1 - ALPHA:.0%} bounds{several}. The bounds hold for "
+        f"{looks}. No worse: the lower bound is above {written(-menu.margin, REWARD)}. Better: the "
         "lower bound is above 0. Worse: the upper bound is below "
-        f"{written(-menu.margin, REWARD)}. Power: the chance that an arm equal to the baseline "
-        f"gets the verdict “no worse”. To decide: the number of {_seeds_to_run(menu)} that would "
-        f"lead to a decision in {POWER:.0%} of experiments if the observed difference and scatter "
-        "were the true ones, and the time that the trials of the arm and of the baseline with "
-        "these seeds would take. A scatter that is smaller than the noise of the evaluation is "
-        f"replaced by this noise, also for the power. {_said_of_pareto_set(menu)}"
+        f"{written(-menu.margin, REWARD)}.{_said_of_undecided(menu)}{_said_of_pareto_set(menu)}"
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
@@ -157,6 +161,20 @@ def notes(menu: Menu) -> list[str]:
         for row in menu.others
         if row.noise is not None and row.verdict == UNDECIDED
     ]
+
+
+def _said_of_undecided(menu: Menu) -> str:
+    """Explain the columns that only undecided arms have; empty if there is no such arm."""
+    if not any(map(_is_undecided, menu.others)):
+        return ""
+    return (
+        " Power: the chance that an arm equal to the baseline gets the verdict “no worse”. To "
+        f"decide: the number of {_seeds_to_run(menu)} that would lead to a decision in "
+        f"{POWER:.0%} of experiments if the observed difference and scatter were the true ones, "
+        "and the time that the trials of the arm and of the baseline with these seeds would take. "
+        "A scatter that is smaller than the noise of the evaluation is replaced by this noise, "
+        "also for the power."
+    )
 
 
 def _seeds_to_run(menu: Menu) -> str:
@@ -208,10 +226,10 @@ def _said_of_disturbed_rounds(menu: Menu) -> list[str]:
 
 def _said_of_pareto_set(menu: Menu) -> str:
     if not any(row.in_pareto_set for row in menu.rows):
-        return "No arm has a dagger, because no arm's speed, cost and reward can all be compared."
+        return ""
     told = (
-        f"{PARETO}: no other arm is faster, cheaper and higher in reward at the same time, judging "
-        "by unrounded figures (Pareto set)."
+        f" {PARETO}: no other arm is faster, cheaper and higher in reward at the same time, "
+        "judging by unrounded figures (Pareto set)."
     )
     left_out = [row.arm for row in menu.others if None in (row.speed, row.cost, row.judgement)]
     return f"{told} Not compared: {', '.join(left_out)}." if left_out else told
@@ -247,14 +265,19 @@ def _relative(menu: Menu) -> str:
 def _named(row: MenuRow) -> str:
     own = row.judgement
     assert own is not None
-    end, word = (own.high, "best") if own.verdict == WORSE else (own.low, "worst")
-    bound = "" if end is None else f", at {word} {written(end, REWARD)}"
+    bound = ""
+    if own.verdict == WORSE and own.high is not None:
+        bound = f", a loss of at least {-own.high:.3f}"
+    elif own.low is not None:
+        bound = f", at worst {written(own.low, REWARD)}"
     figures = [f"reward difference {written(own.difference, REWARD)}{bound}", *_speeds(row)]
     return f"{row.arm} ({'; '.join(figures)})"
 
 
 def _speeds(row: MenuRow) -> list[str]:
     """Return the clear differences in speed and cost, or the reasons why there are none."""
+    if row.exact_lag:
+        return []
     if row.speed is None:
         return ["speeds cannot be compared"]
     if row.speed.counted_disturbed:
@@ -356,7 +379,7 @@ def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
         f"{written(own.difference, REWARD)}{_bounds(own)}",
         own.verdict,
         str(own.seeds),
-        "-" if own.power is None else f"{own.power:.0%}",
+        "-" if own.power is None or not _is_undecided(row) else f"{own.power:.0%}",
         _to_decide(menu, row, own),
     )
 
@@ -390,6 +413,10 @@ def _cost(price: Price) -> str:
 
 def _time(price: Price) -> str:
     return f"{price.minutes:.0f} min" if price.minutes >= 1 else f"{60 * price.minutes:.0f} s"
+
+
+def _is_undecided(row: MenuRow) -> bool:
+    return row.judgement is not None and row.verdict == UNDECIDED
 
 
 def _is_single(row: MenuRow) -> bool:

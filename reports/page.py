@@ -78,12 +78,16 @@ def render_page(
     parts = [
         _head(experiment, name, comparison, paragraph(menu) if menu else short, no_verdict),
         _menu_section(menu),
-        *(_plot_section(section, list(comparison.arms), images) for section in menu_plots),
+        *(
+            _plot_section(section, list(comparison.arms), images)
+            for section in menu_plots
+            if any(plot.missing is None for plot in section.plots)
+        ),
         _audit_section(audits, experiment),
         _missing(experiment, files, damaged),
         _table_section(comparison),
         _population_section(comparison),
-        _told_section(told, pairs),
+        _told_section(told, pairs, has_menu=menu is not None),
         _answer_section(asked),
         _changes_section(comparison),
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
@@ -153,9 +157,10 @@ def _head(
 def _menu_section(menu: Menu | None) -> str:
     if menu is None:
         return ""
+    header, *rows = menu_text.shown(menu)
     return (
         '<section id="menu">\n<h2>Menu</h2>\n'
-        f"{narrow_tables(menu_text.HEADER, menu_text.rows(menu))}\n"
+        f"{narrow_tables(header, rows)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in menu_text.notes(menu))
         + "</section>"
     )
@@ -288,9 +293,15 @@ def _population_section(comparison: Comparison) -> str:
     )
 
 
-def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
+def _told_section(told: Sequence[str], pairs: Sequence[ArmPair], *, has_menu: bool) -> str:
     if not told:
         return ""
+    bounds = ""
+    if has_menu:
+        bounds = (
+            " The intervals below are two-sided, and for rewards they also cover the choice of "
+            "prompts. So they differ from the one-sided bounds in the menu."
+        )
     every = ""
     if len(pairs) > 1:  # a single pair is already in the list above
         every = (
@@ -302,7 +313,8 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
         '<section id="told">\n<h2>Which arms differ</h2>\n'
         "<p>A difference is clear if its 95% interval excludes the value that two equal arms would "
         "have: 1 for a ratio, 0 for a difference in reward. “No clear difference” does not mean "
-        "that two arms are equal. It means that these runs cannot show which arm is better.</p>\n"
+        "that two arms are equal. It means that these runs cannot show which arm is better."
+        f"{bounds}</p>\n"
         f"{html_list(told)}{every}</section>"
     )
 
@@ -325,8 +337,9 @@ def _answer_section(found: Answer | None) -> str:
     shares = [(row[0], *row[first:]) for row in rows]
     return (
         '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
-        "<p>These columns help to answer the question that the search space asks. The figures have "
-        "no intervals, so do not read too much into small differences.</p>\n"
+        "<p>These columns help to answer the question that the search space asks. They have no "
+        "intervals: the second line of a cell is the range over the seeds. So do not read too much "
+        "into small differences.</p>\n"
         f"{html_list(found.said)}"
         f"{narrow_tables(header[:first], [row[:first] for row in rows])}\n"
         "<p>Each stage's share of a round's work:</p>\n"
@@ -363,7 +376,9 @@ def _changes_section(comparison: Comparison) -> str:
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{narrow_tables(('arm', *(q.title for q in quantities)), rows)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
-        f'<p class="note">If a figure rests on n &lt; {changes.ENOUGH} responses before or after '
+        '<p class="note">A change is judged within each seed. The ranges in the first table cover '
+        "all seeds, so their ends can come from different seeds. "
+        f"If a figure rests on n &lt; {changes.ENOUGH} responses before or after "
         f"training, its threshold is wider by a factor of √({changes.ENOUGH} / n), because chance "
         f"moves such a figure further. A relative threshold is at most {changes.MAX_RELATIVE:.0%}. "
         "An n-gram is a sequence of n words, and a word is an unbroken sequence of letters and "
@@ -392,8 +407,9 @@ SHAPES = {
 def _plot_section(section: Section, arms: Sequence[str], images: Mapping[str, bytes]) -> str:
     figures = "\n".join(figure(plot, images) for plot in section.plots)
     legend = _legend(arms) if section.legend and len(arms) > 1 else ""
+    note = f'<p class="note">{escaped(section.note)}</p>\n' if section.note else ""
     return (
-        f"<section>\n<h2>{escaped(section.title)}</h2>\n{legend}"
+        f"<section>\n<h2>{escaped(section.title)}</h2>\n{legend}{note}"
         f'<div class="plots">\n{figures}\n</div>\n</section>'
     )
 

@@ -36,6 +36,10 @@ from reports.series import (
 from reports.summary import DEVICE, MARK, Comparison
 
 STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
+BANDS = (
+    "A line is the median over the trials of an arm. A band reaches from the lowest to the highest "
+    "trial."
+)
 NO_WALL_CLOCK = "No wall-clock time was recorded."
 NOT_KNOWN = "not known"
 NOT_COMPARABLE = f"{MARK} not comparable"
@@ -46,16 +50,17 @@ def sections(
 ) -> list[Section]:
     """Return every plot in the order of the page. `files` has the Parquet figures by trial name."""
     arms = experiment.arms
+    several = any(len(trials) > 1 for trials in arms.values())
     return [
-        Section(title="What was learned", plots=_learning(arms, comparison)),
-        *_titled("What was learned in each task", _tasks(arms)),
-        *_titled("What was learned in each part of the reward", _parts(arms)),
+        *_titled("What was learned", _learning(arms, comparison), several),
+        *_titled("What was learned in each task", _tasks(arms), several),
+        *_titled("What was learned in each part of the reward", _parts(arms), several),
         Section(title="Speed and cost", plots=_costs(comparison), legend=False),
         Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
-        Section(title="How far the policy drifted", plots=_drift(arms)),
-        Section(title="How stale the rollouts were", plots=_lags(arms, files)),
-        *_titled("What changed within a round", _steps(arms, files)),
-        *_titled("How often rollouts were used", _reuse(arms)),
+        *_titled("How far the policy drifted", _drift(arms), several),
+        *_titled("How stale the rollouts were", _lags(arms, files), several),
+        *_titled("What changed within a round", _steps(arms, files), several),
+        *_titled("How often rollouts were used", _reuse(arms), several),
     ]
 
 
@@ -88,14 +93,20 @@ def menu_section(menu: Menu, arms: Sequence[str]) -> Section:
         "margin. Arms without a comparable speed or without a verdict are not shown.",
         draw=lambda figure, theme: draw_menu(figure, theme, points, menu.margin),
         alt=f"Reward difference of each arm against its speed-up: {shown}.",
-        missing=None if len(points) > 1 else "No arm has a speed and a reward to compare.",
+        missing=None if len(points) > 1 else "No other arm has a comparable speed and a verdict.",
     )
     return Section(title="The menu as a plot", plots=[plot])
 
 
-def _titled(title: str, plots: list[Plot]) -> list[Section]:
-    """Return a section with these plots, or none if there are no plots."""
-    return [Section(title=title, plots=plots)] if plots else []
+def _titled(title: str, plots: list[Plot], several: bool) -> list[Section]:
+    """Return a section with these plots of lines, or none if there are no plots.
+
+    Args:
+        title: The heading.
+        plots: The plots.
+        several: True if an arm has several trials.
+    """
+    return [Section(title=title, plots=plots, note=BANDS if several else "")] if plots else []
 
 
 def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
@@ -119,10 +130,9 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
         arms,
         name="reward_wall_clock",
         title="Held-out reward over wall-clock time",
-        look="Compare arms here if waiting time matters most: an arm whose curve lies further to "
-        "the left learns faster. The clock starts with round 1 and excludes evaluation and "
-        "checkpoints."
-        f"{_beware(comparison)}",
+        look=f"{_beware(comparison)}Compare arms here if waiting time matters most: an arm whose "
+        "curve lies further to the left learns faster. The clock starts with round 1 and excludes "
+        "evaluation and checkpoints.",
         x_label="wall-clock, seconds",
         y_label=reward,
         series=held_out_by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),
@@ -230,13 +240,14 @@ def _held_out_of(quantity: str) -> Series:
 
 
 def _beware(comparison: Comparison) -> str:
-    """Return a warning for plots of seconds if other processes disturbed an arm."""
+    """Return a warning for the start of a text if other processes disturbed an arm's seconds."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
     named = "all arms" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
     left_out = (
-        f" Not comparable, because other processes used the machine: {named}." if disturbed else ""
+        f"Not comparable, because other processes used the machine: {named}. " if disturbed else ""
     )
-    return left_out + _counted(comparison)
+    counted = _counted(comparison)
+    return left_out + (f"{counted.strip()} " if counted else "")
 
 
 def _counted(comparison: Comparison) -> str:
@@ -252,8 +263,10 @@ def _costs(comparison: Comparison) -> list[Plot]:
         title="Device-hours",
         look="The cost of the whole run: wall-clock time × reserved GPUs. If the arm has no GPU, "
         "the cost is wall-clock time × the CPUs that its actors reserve. A shorter bar means "
-        "lower cost. Compare only arms that trained on the same number of samples. A question mark "
-        "means that other processes used the machine, so the total is not comparable.",
+        "lower cost. The bar is the median over the trials, and the whisker reaches from the "
+        "lowest to the highest trial. Compare only arms that trained on the same number of "
+        "samples. A question mark means that other processes used the machine, so the total is not "
+        "comparable.",
         unit="device-hours",
         form="{:.3g}",
         line=None,
@@ -297,7 +310,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
 def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | str]:
     found: dict[str, Bar | str] = dict.fromkeys(comparison.arms, NOT_KNOWN)
     if comparison.baseline is not None:
-        usable = comparison.has_usable_baseline
+        usable = comparison.has_ratio_of_baseline
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
     found |= {arm: _bar(own) for arm, own in contrasts.items()}
     return found | dict.fromkeys(comparison.not_comparable, NOT_COMPARABLE)
@@ -318,6 +331,7 @@ def _device_hours(comparison: Comparison, arm: str) -> Bar | str:
 def _no_bar(comparison: Comparison) -> str:
     """Return the reason why no arm has a bar."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
+    disturbed = disturbed or list(comparison.not_comparable)
     if not disturbed:
         return NO_WALL_CLOCK
     named = "every arm" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
@@ -337,13 +351,13 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages",
             title="Seconds for 100 responses, by stage",
-            look="The median time of each stage. The longest stage is the one to speed up. The "
-            "vertical tick marks the total time for 100 responses, excluding evaluation. The eval "
-            "segment therefore extends beyond the tick. If other segments also extend far beyond "
-            "the tick, stages overlap. Ignore a small excess: each time is a separate median over "
-            "the rounds. Patterned bars show how long the generator or the learner waits. "
-            "Checkpoints are written between rounds, so only the table of arms shows their time."
-            f"{_beware(comparison)}",
+            look=f"{_beware(comparison)}The median time of each stage. The longest stage is the "
+            "one to speed up. The vertical tick marks the total time for 100 responses, excluding "
+            "evaluation. The eval segment therefore extends beyond the tick. If other segments "
+            "also extend far beyond the tick, stages overlap. Ignore a small excess: each time is "
+            "a separate median over the rounds. Patterned bars show how long the generator or the "
+            "learner waits. Checkpoints are written between rounds, so only the table of arms "
+            "shows their time.",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
             height=height,
@@ -352,8 +366,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
-            look="One panel per arm. The regular spikes of eval are the evaluations. The other "
-            "layers should be steady. If a layer grows or spikes, look at the trace of that round.",
+            look="One panel per arm, with the medians over its trials. The regular spikes of eval "
+            "are the evaluations. The other layers should be steady. If a layer grows or spikes, "
+            "look at the trace of that round.",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -396,8 +411,8 @@ def _drift(arms: Arms) -> list[Plot]:
             "KL from the weights that sampled the responses",
             -1.0,
             "KL(sampler ‖ policy): the distance of the trained policy from the weights that "
-            "sampled the responses. This is staleness as the loss sees it: it grows with lag and "
-            "with the number of gradient steps per round.",
+            "sampled the responses. This is staleness as the loss sees it: it usually grows with "
+            "lag and with the number of gradient steps per round.",
         ),
     ):
         same = (
@@ -425,14 +440,17 @@ def _drift(arms: Arms) -> list[Plot]:
             arms,
             name="frontier",
             title="Reward against drift",
-            look="The trade-off between reward and distance from the reference. Up and to the "
-            "left is better: more held-out reward for less KL. Each point is an evaluation. The "
-            "KL is never negative. Its estimate can be, because an older policy sampled the "
-            "responses: read a negative point as a KL near 0."
+            look="The trade-off between reward and distance from the reference. Each point is an "
+            "evaluation. Compare arms at equal KL or at equal reward: more held-out reward at "
+            "equal KL is better, and so is less KL at equal reward. An arm with only two points "
+            "has no line, because the path between them is unknown. The KL is never negative. Its "
+            "estimate can be, because an older policy sampled the responses: read a negative point "
+            "as a KL near 0."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
             series=frontier,
+            joined=3,
             missing=no_kl,
         )
     )
@@ -441,9 +459,10 @@ def _drift(arms: Arms) -> list[Plot]:
             arms,
             name="clip_fraction",
             title="Clipped tokens",
-            look="The share of tokens that no longer give a gradient. If the share is high, the "
-            "rollouts are too old or the steps are too large, and part of the samples is wasted: "
-            "lower the learning rate, k or lag.",
+            look="The share of tokens that no longer give a gradient. If the share is above 0.3, "
+            "the rollouts are too old or the steps are too large, and part of the samples is "
+            "wasted: lower the learning rate, k or lag. For GSPO, a larger share is normal, "
+            "because its clip range is narrow.",
             x_label="round",
             y_label="clip fraction",
             series=metric("loss/clip_fraction"),
@@ -493,7 +512,10 @@ def _sampled(arms: Arms, *, band: bool = True) -> str:
     if not measured:
         return ""
     numbers = " or ".join(sorted(map(str, measured)))
-    shown = f" The band covers {STANDARD_ERRORS:g} standard errors on either side." if band else ""
+    several = any(len(trials) > 1 for trials in arms.values())
+    covers = "is wider by" if several else "covers"
+    errors = f"{STANDARD_ERRORS:g} standard errors on either side"
+    shown = f" The band {covers} {errors}." if band else ""
     return f" Measured on {numbers} responses of each round, drawn at random.{shown}"
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from grpo_trainable.command_line import align
 from grpo_trainable.config import resources, schedule
 from grpo_trainable.config.conditions import CONTROL
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, LEAST_ROUNDS
 from grpo_trainable.telemetry.metrics import PATIENCE, TRUNCATED_ABOVE, without_signal
 from grpo_trainable.text import plural, rate, written
 from reports import changes
@@ -33,6 +34,10 @@ COUNTED = "*"  # follows a speed that includes disturbed rounds because of the t
 ADVICE = (
     "Run the experiment again on an idle machine, or with --set "
     "callbacks.leave_out_disturbed=false, which includes disturbed rounds."
+)
+EXACT_LAG = (
+    "With lag_mode=exact, sampling and training take turns, so a lag saves no time. To measure "
+    "speed, use lag_mode=bounded."
 )
 DEVICE = (
     "A device is a GPU. If a trial has no GPU, a device is a CPU that the trial's actors reserve "
@@ -88,7 +93,9 @@ class TrialSummary:
     last: float | None
     # Planned number of responses to train on before an evaluation -> held-out reward.
     rewards: Mapping[int, float]
-    eval_prompts: int  # number of held-out prompts; the last evaluation may have more
+    # Number of held-out prompts, before training and in the latest evaluation after round 0.
+    eval_prompts: tuple[int, int]
+    exact_lag: bool | None  # True if the lag is exact and so saves no time; None at lag 0
     truncated: float | None  # share of the last rounds' responses that the token limit cut off
     max_new_tokens: int
     reference_nll: float | None
@@ -137,7 +144,11 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
             for round_, reward, _ in trial.evaluated()
             if round_
         },
-        eval_prompts=trial.config.eval.prompts,
+        eval_prompts=(
+            schedule.held_out_prompts(trial.config, final=False),
+            schedule.held_out_prompts(trial.config, final=trial.complete),
+        ),
+        exact_lag=has_exact_lag(trial) if trial.config.lag else None,
         truncated=trial.late_mean("response/truncated_fraction") if has_limit(trial) else None,
         max_new_tokens=trial.config.rollout.max_new_tokens,
         reference_nll=trial.late_mean("response/reference_nll_nats"),
@@ -145,6 +156,11 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         niceness=max(trial.column("fleet/niceness"), default=0.0),
         still=sum(map(without_signal, trial.rows)) if trial.config.needs_unequal_rewards else 0,
     )
+
+
+def has_exact_lag(trial: TrialRecord) -> bool:
+    """Return True if the trial trains on stale rollouts without saving time by it."""
+    return trial.config.lag > 0 and trial.config.lag_mode == "exact"
 
 
 def has_limit(trial: TrialRecord) -> bool:
@@ -223,6 +239,16 @@ class Comparison:
         """Return True unless the baseline is too disturbed to compare any speed with it."""
         return self.baseline is not None and (self.comparable(self.baseline) or bool(self.speed))
 
+    @property
+    def has_exact_lag(self) -> bool:
+        """Return True if all arms with a lag have an exact lag, and there is such an arm."""
+        return {t.exact_lag for own in self.arms.values() for t in own} - {None} == {True}
+
+    @property
+    def has_ratio_of_baseline(self) -> bool:
+        """Return True unless all other arms are too disturbed to compare with the baseline."""
+        return bool(self.speed) or not self.not_comparable
+
     def rates(self, arm: str) -> list[float | None]:
         """Return the samples per second of each trial; empty if the arm is not comparable."""
         return [t.samples_per_s for t in self.arms[arm]] if self.comparable(arm) else []
@@ -272,11 +298,29 @@ class Comparison:
         return notes + self._stood_still() + self.truncated() + self._notes_on_other_work()
 
     def _precision_of_rewards(self) -> str:
-        """Return a sentence on the largest standard error of a held-out reward in [0, 1]."""
-        prompts = min(trial.eval_prompts for trials in self.arms.values() for trial in trials)
+        """Return sentences on the largest standard error of a held-out reward in [0, 1]."""
+        numbers = [trial.eval_prompts for trials in self.arms.values() for trial in trials]
+        before, after = (sorted(set(own)) for own in zip(*numbers, strict=True))
+
+        def prompts(found: list[int]) -> str:
+            least = f"{found[0]} to " if len(found) > 1 else ""
+            return least + plural(found[-1], "prompt")
+
+        def at_most(found: list[int]) -> str:
+            return f"at most {math.ceil(500 / math.sqrt(found[0])) / 1000:g}"  # rounded up
+
+        over, error = prompts(before), at_most(before)
+        if before != after:
+            over += f" before training and over {prompts(after)} at the latest evaluation"
+            error += f" before training and {at_most(after)} at the latest evaluation"
+        paired = (
+            "Differences between arms are computed for each prompt, so they are more precise. "
+            if len(self.arms) > 1
+            else ""
+        )
         return (
-            f"Held-out reward: the mean over {plural(prompts, 'prompt')}, with a standard error of "
-            f"at most {0.5 / math.sqrt(prompts):.2f} if rewards lie between 0 and 1. "
+            f"Held-out reward: the mean over {over}. If rewards lie between 0 and 1, its standard "
+            f"error is {error}. {paired}"
         )
 
     def _about_parts(self) -> list[str]:
@@ -387,14 +431,18 @@ class Comparison:
         )
 
     def _notes_on_other_work(self) -> list[str]:
-        notes = self._notes_on_niceness()
+        notes = [EXACT_LAG] if self.has_exact_lag else self._notes_on_niceness()
         if disturbed := self._disturbed():
-            advice = "" if all(map(self.comparable, self.arms)) else f" {ADVICE}"
+            advised = not all(map(self.comparable, self.arms)) and not self.has_exact_lag
             notes.append(
-                "Trials excluded from speeds and speed-ups because other processes took too much "
-                f"of the machine: {'; '.join(disturbed)}. The percentage is the share of the "
-                "machine that other processes took. If too few seeds of an arm remain, the table "
-                f"shows {MARK} instead of the arm's speed.{advice}"
+                "Trials excluded from speeds and speed-ups because other processes disturbed too "
+                f"many rounds: {'; '.join(disturbed)}. The percentage is the share of the machine "
+                "that other processes took. Other trials that run at the same time count as "
+                "other processes. A round is disturbed if the share is above "
+                f"{DISTURBED_ABOVE:.0%}. At least half of a trial's rounds, and at least "
+                f"{LEAST_ROUNDS}, must be undisturbed. If too few seeds of an arm remain, the "
+                f"table shows {MARK} instead of the arm's speed."
+                f"{f' {ADVICE}' if advised else ''}"
             )
         several = self.seeds > 1
         left_out = [
@@ -462,7 +510,7 @@ class Comparison:
 
     def _ratio(self, arm: str, contrasts: Mapping[str, Contrast]) -> str:
         if arm == self.baseline:
-            return MARK if self.not_comparable and not self.speed else "1.00x"
+            return "1.00x" if self.has_ratio_of_baseline else MARK
         if arm in self.not_comparable:
             return MARK
         if arm not in contrasts:
@@ -565,22 +613,27 @@ def median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def show(values: Sequence[float | None], form: str | Callable[[float], str]) -> str:
+def show(
+    values: Sequence[float | None],
+    form: str | Callable[[float], str],
+    middle: Callable[[Sequence[float]], float] = statistics.median,
+) -> str:
     """Return the median as text, with the minimum and the maximum if they differ when formatted.
 
     Args:
         values: The values; None if unknown.
         form: A format, or a function that formats one value.
+        middle: The function to use in place of the median.
     """
     known = [value for value in values if value is not None]
     if not known:
         return "-"
-    middle, low, high = (
+    shown, low, high = (
         written(value, form) if isinstance(form, str) else form(value)
-        for value in (statistics.median(known), min(known), max(known))
+        for value in (middle(known), min(known), max(known))
     )
     between = " to " if low[0] in "+-" else "-"
-    return middle if low == high else f"{middle} ({low}{between}{high})"
+    return shown if low == high else f"{shown} ({low}{between}{high})"
 
 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:

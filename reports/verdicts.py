@@ -16,7 +16,7 @@ from reports.intervals import LEVEL, MOST_SEEDS, identical
 from reports.own_files import replaced
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import ADVICE, Comparison
+from reports.summary import ADVICE, EXACT_LAG, Comparison
 
 FEW_SEEDS = 3  # with two seeds, Student's interval is 3.6 times as wide as with three
 
@@ -161,6 +161,8 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
         figures = f"{LEVEL:.0%} interval: {interval}{counted}"
         said.append(f"The fastest arm is {arm}, with {times} ({figures}).")
+    elif comparison.has_exact_lag:
+        said.append(EXACT_LAG)
     elif speed.contrasts:
         said.append(f"No arm is clearly faster than {base}.")
     elif speed.not_comparable:
@@ -315,5 +317,5 @@ def _by_chance(arms: int) -> str:
         f"The level of {LEVEL:.0%} holds for a single comparison. Even if {compared} arms with "
         f"several seeds were equal to the baseline, up to {1 - LEVEL**arms:.0%} of experiments "
         "would show at least one clear difference in a given quantity, purely by chance. Before "
-        "you rely on an arm, run it again with other seeds (--seed)."
+        "you rely on a clear difference, repeat the experiment with other seeds (--seed)."
     )

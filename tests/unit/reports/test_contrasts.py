@@ -26,7 +26,15 @@ from reports.pace import pace_of
 from reports.parquet_reader import read_files, scores_text
 from reports.plots import _held_out_of, sections
 from reports.records import ExperimentRecord, TrialRecord
-from reports.summary import COVERS, OTHER_WEIGHTS, UNEQUAL, compare, table
+from reports.summary import (
+    ADVICE,
+    COVERS,
+    EXACT_LAG,
+    OTHER_WEIGHTS,
+    UNEQUAL,
+    compare,
+    table,
+)
 from reports.verdicts import before_and_after, quantities, short_answer, verdicts
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
@@ -244,9 +252,10 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     assert cells[OTHER][3].endswith(" ?")  # wall-clock
     assert cells[OTHER][7].endswith(" ?")  # device-hours
     words = " ".join(table(compare(record.trials)).split())
-    shared = "because other processes took too much of the machine"
+    shared = "because other processes disturbed too many rounds"
     seeds = "sync, seed 0 (40% in 12 of 16 rounds)"
     assert f"Trials excluded from speeds and speed-ups {shared}: {seeds}. The percentage" in words
+    assert f"disturbed if the share is above {DISTURBED_ABOVE:.0%}. At least half" in words
     assert "device-hours count every round, including disturbed rounds. Totals marked" in words
     said = told(record)
     assert f"Not comparable with {BASE} in speed or cost: {OTHER} ({reason})." in said
@@ -322,9 +331,105 @@ def test_speeds_that_cannot_be_compared_come_with_the_cause_and_a_remedy(tmp_pat
 def test_the_notes_say_how_uncertain_a_held_out_reward_is(tmp_path):
     record = write(tmp_path / "few", {BASE: [rows(np.random.default_rng(0))]})
     (prompts,) = {trial.config.eval.prompts for trial in record.trials}
-    se = f"{(0.25 / prompts) ** 0.5:.2f}"  # for rewards that are 0 or 1 with equal odds
+    # For rewards that are 0 or 1 with equal odds, rounded up.
+    assert 0.044 < (0.25 / prompts) ** 0.5 < 0.045
     text = " ".join(compare(record.trials).footnote().split())
-    assert f"the mean over {prompts} prompts, with a standard error of at most {se} if" in text
+    assert (
+        f"the mean over {prompts} prompts. If rewards lie between 0 and 1, its standard error is "
+        "at most 0.045. Tokens per" in text
+    )
+
+
+def test_a_larger_last_evaluation_counts_with_its_own_prompts(tmp_path):
+    params = experiments.config(rounds=ROUNDS, **{"eval.prompts": 16, "eval.final_prompts": 64})
+    complete = rows(np.random.default_rng(0))
+    trial = experiments.write_trial(
+        experiments.write_experiment(tmp_path / "e"), params, complete[:8]
+    )
+
+    def said() -> str:
+        return " ".join(compare(read_experiment(tmp_path / "e").trials).footnote().split())
+
+    assert "the mean over 16 prompts. If" in said()
+    (trial / "result.json").write_text("".join(json.dumps(row) + "\n" for row in complete))
+    assert "the mean over 16 prompts before training and over 64 prompts at the" in said()
+    assert "at most 0.125 before training and at most 0.063 at the latest evaluation." in said()
+
+
+def test_an_exact_lag_is_not_asked_for_its_speed(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: rows(rng), THIRD: rows(rng, 1.6, [0.4] * 16)}
+    experiments.write_experiment(tmp_path / "e")
+    for arm, own in runs.items():
+        exact = {"lag_mode": "exact"} if arm == THIRD else {}
+        params = experiments.config(arm, rounds=ROUNDS, **exact)
+        experiments.write_trial(tmp_path / "e", params, own)
+    record = read_experiment(tmp_path / "e")
+
+    assert answered(record, {THIRD: difference(0.0, 0.1)})[0] == EXACT_LAG
+    notes = compare(record.trials).footnotes()
+    assert EXACT_LAG in notes
+    assert ADVICE not in " ".join(notes)
+
+    experiments.write_trial(tmp_path / "e", experiments.config("async_k4", rounds=ROUNDS), own)
+    assert EXACT_LAG not in compare(read_experiment(tmp_path / "e").trials).footnotes()
+
+
+def test_plots_of_seconds_begin_with_the_arms_that_cannot_be_compared(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: [rows(rng)], OTHER: [rows(rng, 1.6, [0.4] * 16)]}
+    record = write(tmp_path / "loaded", runs)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    shown = sections(record, compare(record.trials), files)
+    looks = {plot.name: plot.look for section in shown for plot in section.plots}
+    for name in ("reward_wall_clock", "stages"):
+        assert looks[name].startswith(
+            f"Not comparable, because other processes used the machine: {OTHER}. "
+        )
+    assert all(section.note == "" for section in shown)  # one seed has no bands
+
+
+def test_arms_disturbed_in_different_seeds_have_no_bar_of_a_ratio(tmp_path):
+    rng = np.random.default_rng(0)
+    loaded, quiet = rows(rng, 1.6, [0.4] * 16), rows(rng)
+    record = write(tmp_path / "e", {BASE: [loaded, quiet], OTHER: [quiet, loaded]})
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    shown = sections(record, compare(record.trials), files)
+    (plot,) = (own for section in shown for own in section.plots if own.name == "speed_up")
+    assert plot.missing == f"Other processes on the machine disturbed {OTHER}."
+
+
+def test_two_evaluations_of_an_arm_are_points_without_a_line(tmp_path):
+    from matplotlib.figure import Figure
+
+    from reports.canvas import LIGHT
+    from reports.plots import BANDS
+
+    def plotted(name: str, evaluated: Sequence[int]) -> tuple[str, list[str]]:
+        """Return the style of the arm's line, and the kinds of the bands or vertical lines."""
+        seeds = [
+            [
+                experiments.row(n, kl__reference_nats=n + seed, eval__round=at, **reward)
+                for n, at in enumerate(evaluated, start=1)
+                for reward in [{"reward__eval_mean": 0.5 + 0.1 * seed}]
+            ]
+            for seed in (0, 1)
+        ]
+        record = write(tmp_path / name, {BASE: seeds})
+        files = {trial.name: read_files(trial) for trial in record.trials}
+        shown = sections(record, compare(record.trials), files)
+        assert shown[0].note == BANDS
+        (plot,) = (own for section in shown for own in section.plots if own.name == "frontier")
+        figure = Figure()
+        plot.draw(figure, LIGHT)
+        (axes,) = figure.axes
+        line, *_ = axes.lines
+        return str(line.get_linestyle()), [type(own).__name__ for own in axes.collections]
+
+    assert plotted("two", (0, 0, 3)) == ("None", ["LineCollection"])
+    style, drawn = plotted("three", (0, 2, 3))
+    assert style == "-"
+    assert drawn != ["LineCollection"]
 
 
 @pytest.mark.slow
@@ -652,8 +757,8 @@ def test_report_json_holds_what_the_page_says(tmp_path):
     assert all(sentence in page.read_text() for sentence in data["told"])
     hours = page.read_text().partition('<figure id="device_hours"')[2]
     assert re.search(r'alt="Bars\. colocated_k1 [\d.]+, sync \? not comparable\."', hours)
-    ratios = page.read_text().partition('<figure id="speed_up"')[2]
-    assert 'alt="Bars. colocated_k1 1.00x, sync ? not comparable."' in ratios
+    ratios = page.read_text().partition('<figure id="speed_up"')[2].partition("</figure>")[0]
+    assert "Not drawn. Other processes on the machine disturbed sync." in ratios
 
 
 # ---- benchmarks/a_a.py ---------------------------------------------------------------------------

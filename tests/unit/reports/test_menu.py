@@ -14,9 +14,9 @@ from launch import verdict
 from reports.experiment import read_experiment
 from reports.margin_tests import NO_WORSE, UNDECIDED
 from reports.menu import Menu, MenuRow, VerdictOptions, menu_of
-from reports.menu_text import menu_or_reason, notes, paragraph, rows
+from reports.menu_text import menu_or_reason, notes, paragraph, rows, shown
 from reports.parquet_reader import read_files
-from reports.summary import compare
+from reports.summary import EXACT_LAG, compare
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
 ROUNDS = 5
@@ -249,6 +249,57 @@ def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
     assert said.endswith("; speeds cannot be compared).")
     # Nothing is compared with the baseline, so it has no ratio either.
     assert [cells[1:3] for cells in rows(menu(directory))] == [("-", "-"), ("-", "-")]
+    assert shown(menu(directory))[0] == ("arm", "reward difference", "verdict", "seeds")
+
+
+def test_only_an_undecided_arm_has_a_power_and_an_explanation_of_it(directory):
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, OTHER, 2.0, LOW)
+    (note, *_) = notes(menu(directory))
+    assert "Power:" not in note
+    assert "To decide:" not in note
+    assert "The bounds hold for one look, after all 3 planned seeds." in note
+
+    write_arm(directory, THIRD, 2.0, [(0.7, 0.7), (0.3, 0.3), (0.5, 0.4)])
+    powers = {cells[0].removesuffix(" †"): cells[6] for cells in rows(menu(directory))}
+    assert by_arm(menu(directory))[THIRD].verdict == UNDECIDED
+    assert powers[OTHER] == "-"
+    assert powers[THIRD].endswith("%")
+    assert " Power: the chance" in notes(menu(directory))[0]
+
+
+def test_an_arm_that_is_worse_has_a_least_loss(directory):
+    write_arm(directory, BASE, 2.0, HIGH)
+    write_arm(directory, OTHER, 2.0, [(0.4, 0.4), (0.4, 0.42), (0.39, 0.4)])
+    row = by_arm(menu(directory))[OTHER]
+    assert row.judgement is not None
+    assert row.judgement.high is not None
+    (said,) = (text for text in paragraph(menu(directory)) if text.startswith("No, the loss"))
+    assert f", a loss of at least {-row.judgement.high:.3f};" in said
+
+
+def test_the_speed_of_an_exact_lag_is_not_asked_for(directory):
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, THIRD, 2.0, LOW)
+    spoil(directory, THIRD)
+    for path in directory.glob(f"{THIRD}-*/params.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "lag_mode": "exact"}))
+    said = paragraph(menu(directory))
+    assert said[-1] == EXACT_LAG
+    assert "cannot be compared" not in " ".join(said)
+
+
+@pytest.mark.slow
+def test_a_menu_without_speeds_has_no_plot_and_no_heading_of_one(tmp_path):
+    from reports.report import write_report
+
+    directory = experiments.write_experiment(tmp_path / "e", margin=0.1)
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, OTHER, 2.0, LOW)
+    assert "The menu as a plot" in write_report(directory, warn=lambda text: None).read_text()
+    spoil(directory, OTHER)
+    assert "The menu as a plot" not in write_report(directory, warn=lambda text: None).read_text()
+    assert not (directory / "plots" / "menu.png").exists()
 
 
 def test_an_arm_without_a_speed_gets_no_dagger(directory):
@@ -258,7 +309,7 @@ def test_an_arm_without_a_speed_gets_no_dagger(directory):
     spoil(directory, "colocated_k2")
     # Only the baseline has a speed now, so no arms can be compared.
     assert starred(directory) == []
-    assert "No arm has a dagger, because no arm's speed, cost" in notes(menu(directory))[0]
+    assert not any("†" in note or "dagger" in note for note in notes(menu(directory)))
     write_arm(directory, OTHER, 0.8, LOW)
     assert starred(directory) == [BASE, OTHER]
     assert notes(menu(directory))[0].endswith("(Pareto set). Not compared: colocated_k2.")

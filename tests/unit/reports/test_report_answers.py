@@ -53,6 +53,17 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
     ]
 
 
+def test_a_difference_is_the_mean_of_the_differences_as_in_the_menu(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    for arm, rewards in (("lag0", (0.5, 0.5, 0.5)), ("lag1", (0.5, 0.5, 0.8))):
+        for seed, reward in enumerate(rewards):
+            write_arm(directory, "lag", arm, seed, two_rounds(reward))
+    found = answered(directory)
+    assert found is not None
+    # The median would be 0.
+    assert found.rows()[1][1:3] == ("0.500 (0.500-0.800)", "+0.100 (+0.000 to +0.300)")
+
+
 def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
     for arm in ("lag0", "lag1"):
@@ -84,15 +95,40 @@ def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_p
 
 def test_an_early_reward_that_was_not_measured_early_says_when_it_was(tmp_path):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
-    for arm, measured in (("lag0", 2), ("lag1", 4)):
-        rows = [
-            experiments.row(n, eval__round=float(n >= measured) * measured) for n in range(1, 5)
-        ]
+    for arm, measured in (("lag0", (0, 2, 2, 4)), ("lag1", (0, 0, 0, 4))):
+        rows = [experiments.row(n, eval__round=at) for n, at in enumerate(measured, start=1)]
         (trial,) = SPACES["lag"].trials({"arm": arm, "rounds": 4}, [0])
         experiments.write_trial(directory, trial.to_dict(), rows)
     found = answered(directory)
     assert found is not None
     assert "nearest to 25% of the rounds (here, after 50% to 100% of the rounds)." in found.note
+
+
+def test_without_an_evaluation_before_the_last_there_is_no_column_for_it(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    for arm in ("lag0", "lag1"):
+        write_arm(directory, "lag", arm, 0, two_rounds(0.5))
+    found = answered(directory)
+    assert found is not None
+    assert "early held-out reward" not in (*found.header, found.note)
+    assert len(found.rows()[0]) == len(found.header)
+    assert found.arms["lag1"]["early_reward"] == [0.5]  # report.json keeps the figure
+
+
+def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    for arm in ("lag0", "lag1"):
+        rows = [
+            experiments.row(n, kl__behaviour_nats=-1.0, kl__behaviour_nats_se=0.4)
+            for n in range(1, 5)
+        ]
+        (trial,) = SPACES["lag"].trials({"arm": arm, "rounds": 4}, [0])
+        experiments.write_trial(directory, trial.to_dict(), rows)
+    found = answered(directory)
+    assert found is not None
+    # The standard error of a median is sqrt(pi / 2) times that of a mean, 0.4 / sqrt(4).
+    assert found.measured[-1].endswith("trial's figure is about 0.25 for KL from sampler.")
+    assert "nats per response" in found.measured[-1]
 
 
 def test_shares_of_stages_leave_the_evaluation_out_as_the_console_does(tmp_path):
