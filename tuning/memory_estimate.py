@@ -311,7 +311,8 @@ class _Trial:
 
     def sampling(self) -> list[Part]:
         """Return the parts that one sampling call needs: KV cache, logits and probabilities."""
-        if engine_record(self.config.engine).fits_cache and sampling_gpus(self.config):
+        engine = engine_record(self.config.engine)
+        if engine.fits_cache and sampling_gpus(self.config):
             return []
         rows, size = schedule.most_rows(self.config), self.size
         # Without slots, the cache has one place per row. With slots, it consists of shelves of
@@ -321,6 +322,8 @@ class _Trial:
         if slots is not None:
             rows, places = slots, 2 * slots
         of_cache = FLOAT if size.ours else self.body
+        if engine.narrows_cache and self.config.model.sampler_dtype == "bfloat16":
+            of_cache = 2
         token = 2 * size.layers * size.keys * of_cache
         head = size.vocab * size.hidden * FLOAT if self._widens_head else 0
         return [

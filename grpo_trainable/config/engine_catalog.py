@@ -51,6 +51,7 @@ class EngineRecord:
     interrupts: bool = False  # True: can insert text in the middle of a response
     queues: bool = False  # True: supports `rollout.slots`, so responses may wait until others end
     narrows: bool = False  # True: may sample in `model.sampler_dtype`
+    narrows_cache: bool = False  # True: so does its KV cache
     libraries: tuple[str, ...] = ()  # optional libraries that the engine needs
     install: str = ""  # the command that installs the libraries
 
@@ -108,6 +109,7 @@ ENGINES: dict[str, EngineRecord] = {
             lowest_temperature=0.01,
             top_p=True,
             narrows=True,
+            narrows_cache=True,
             libraries=("vllm", "transformers"),
             install="pip install -e '.[vllm]', or '.[vllm-gpu]' for GPUs (Python >= 3.11)",
         ),

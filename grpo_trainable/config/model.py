@@ -144,7 +144,8 @@ class ModelSettings(Settings):
     sampler_dtype: str = choice(
         ("float32", "bfloat16"),
         "Precision in which the engines torch and vllm sample. `bfloat16` stores and multiplies "
-        "the policy's matrices in bfloat16, so rounding makes log-probs differ from the learner's. "
+        "the policy's matrices in bfloat16 (with vllm, also its states and its KV cache), so "
+        "rounding makes log-probs differ from the learner's. "
         "A model with model.dtype=bfloat16 samples in bfloat16 in any case.",
         read_if=OF_TEXT,
     )

@@ -99,15 +99,25 @@ def _refuse_limited_attention(config: GRPOConfig) -> None:
 def _refuse_uneven_heads(config: GRPOConfig) -> None:
     """Check that the GPUs of a generator can share the attention heads of the model equally.
 
+    Each GPU holds the same number of heads of keys and values, or the same number of GPUs holds a
+    copy of each of these heads.
+
     Raises:
         ValueError: They cannot. The message is one line.
     """
-    gpus, heads = int(sampling_gpus(config)), policy_shape(config.model).heads
+    gpus, shape = int(sampling_gpus(config)), policy_shape(config.model)
+    heads, kv_heads = shape.heads, shape.kv_heads
+    key = "worker_gpus" if config.placement == "colocated" else "generator_gpus"
     if heads is not None and heads % gpus:
-        key = "worker_gpus" if config.placement == "colocated" else "generator_gpus"
         raise ValueError(
             f"resources.{key}={gpus}: engine={config.engine} divides the {heads} attention heads "
             f"of the model equally among the GPUs of a generator; use a divisor of {heads}"
+        )
+    if kv_heads is not None and kv_heads % gpus and gpus % kv_heads:
+        raise ValueError(
+            f"resources.{key}={gpus}: engine={config.engine} divides the {kv_heads} key and value "
+            f"heads of the model equally among the GPUs of a generator; use a divisor or a "
+            f"multiple of {kv_heads}"
         )
 
 

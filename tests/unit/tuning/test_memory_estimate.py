@@ -199,6 +199,16 @@ def test_the_cache_of_vllm_fits_into_its_share_of_a_gpu():
     assert {what: on_cpus[what] for what in on_gpus} == on_gpus
 
 
+@pytest.mark.parametrize(("engine", "smaller"), [("torch", 1), ("vllm", 2)])
+def test_only_vllm_samples_with_a_bfloat16_cache(engine, smaller):
+    apart = {"placement": "disaggregated", "engine": engine}
+    wide, narrow = (
+        parts(config(**apart, model={"sampler_dtype": dtype})) for dtype in ("float32", "bfloat16")
+    )
+    assert wide["KV cache"] == smaller * narrow["KV cache"]
+    assert wide["sampling weights"] == 2 * narrow["sampling weights"]
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [

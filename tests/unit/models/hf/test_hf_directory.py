@@ -74,6 +74,14 @@ def test_the_shape_is_what_config_json_says(tmp_path: Path, config: dict[str, An
     assert (shape.context_length, shape.vocab_size) == (CONTEXT_LENGTH, VOCAB_SIZE)
 
 
+def test_the_shape_has_the_heads_that_config_json_names(tmp_path: Path):
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    named = read_shape(write_json_files(tmp_path / "named", heads))
+    assert (named.heads, named.kv_heads) == (4, 2)
+    unnamed = read_shape(write_json_files(tmp_path / "unnamed", {}))
+    assert (unnamed.heads, unnamed.kv_heads) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("config", "missing"),
     [
