@@ -451,7 +451,7 @@ def test_vllm_for_cpus_is_refused_for_a_generator_with_a_gpu(model_path):
     path = model_path()
     config = config_of(path, resources={"generator_gpus": 1})
     setup = EngineSetup(config=config, tokenizer=read_tokenizer(path), device=torch.device("cuda"))
-    with pytest.raises(EngineError, match="a GPU is reserved for sampling, but the installed vLLM"):
+    with pytest.raises(EngineError, match="sampling needs a GPU here, but the installed vLLM"):
         build_engine(setup)
 
 

@@ -107,11 +107,15 @@ def refuse_other_build(built_for: str, device: str) -> None:
     """
     if built_for == device:
         return
-    if device == "cuda":
-        found = f"samples on {built_for}" if built_for else "sees no GPU that it supports"
+    if device == "cuda" and not built_for:
         raise ValueError(
-            f"sampling needs a GPU here, but the installed vLLM {found}; in a separate "
-            "environment, run: pip install -e '.[vllm-gpu]'"
+            "sampling needs a GPU here, but the installed vLLM sees none that it supports, "
+            "although torch sees one; check that nvidia-smi works"
+        )
+    if device == "cuda":
+        raise ValueError(
+            f"sampling needs a GPU here, but the installed vLLM samples on {built_for}; in a "
+            "separate environment, run: pip install -e '.[vllm-gpu]'"
         )
     raise ValueError(
         "sampling uses no GPU here, but the installed vLLM is not built for CPUs; set "
