@@ -180,10 +180,11 @@ class BandsCallback(FailSafeCallback):
     - `rollout.max_new_tokens`: if more than a quarter of the responses of the first round are
       truncated, the callback prints a line. This line is not a warning, because a low limit may be
       intended.
-    - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
-      falls below the band after having been inside. The callback prints a line when the KL returns
-      to the band. The KL has left the band only if its interval, the estimate ± two standard
-      errors, is entirely outside. The KL has returned only if the estimate itself is in the band.
+    - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, falls
+      below the band after having been inside, or is as far below 0 as the band reaches above 0. The
+      callback prints a line when the KL returns to the band. The KL has left the band only if its
+      interval, the estimate ± two standard errors, is entirely outside. The KL has returned only if
+      the estimate itself is in the band.
     - `callbacks.kl_stop`: the callback reports that a trial ends because its KL is above this
       limit. The callback does not end the trial. The trial itself stops, after a last evaluation
       and a checkpoint.
@@ -256,6 +257,12 @@ def _judge_kl(trial: str, config: GRPOConfig, row: Row, before: str, place: str)
         named = f"callbacks.kl_band [{band[0]:g}, {band[1]:g}]"
         if place == "inside":
             print(f"{told} in {named}", flush=True)
+        elif nats < 0:
+            logger.warning(
+                "%s far below 0: the policy has moved far from the weights that sampled the "
+                "responses, outside %s",
+                *(told, named),
+            )
         else:
             logger.warning("%s %s %s", told, place, named)
     if limit is not None and nats > limit:
@@ -270,13 +277,14 @@ def _place(config: GRPOConfig, row: Row, before: str) -> str:
 
     If the KL is outside the band but its interval reaches into the band, return `before`, the
     position in the previous row. So sampling errors near a limit of the band cause no messages.
-    Without a band, every KL is inside. The estimate of the KL can be negative, so a band that
-    begins at 0 has no lower limit.
+    Without a band, every KL is inside. The estimate of the KL can be negative. It is far below 0 if
+    the policy has moved far from the weights that sampled the responses. So in a band that begins
+    at 0, the estimate counts without its sign.
     """
     if config.callbacks.kl_band is None:
         return "inside"
     (low, high), nats, margin = config.callbacks.kl_band, row[KL], _margin(row)
-    low = low if low > 0 else -math.inf
+    nats = nats if low > 0 else abs(nats)
     if low <= nats <= high:
         return "inside"
     if nats + margin < low:

@@ -417,13 +417,18 @@ def schedule() -> list[str]:
 
 # ---- Speed -----------------------------------------------------------------------------------
 
-CONTESTS = {"step": "a step", "k4": "a step, k=4", "kl": "a step, KL 0.04 in the loss"}
+CONTESTS = {
+    "sample": "sampling",
+    "step": "a step",
+    "k4": "a step, k=4",
+    "kl": "a step, KL 0.04 in the loss",
+}
 
 
 def peers() -> list[str]:
     """Compare steps here and in TRL."""
     rows = []
-    for own in read("peers")["results"]:
+    for own in read("peers_sampling")["results"]:
         if own["contest"] not in CONTESTS:
             continue
         low, high = own["interval"]
@@ -431,7 +436,9 @@ def peers() -> list[str]:
             [
                 *(CONTESTS[own["contest"]], str(own["threads"])),
                 *(f"{own['ours_s']:.2f} s", f"{own['trl_s']:.2f} s"),
-                *(f"{own['ratio']:.2f} x ({low:.2f}-{high:.2f})", f"{own['memory_ratio']:.2f}"),
+                f"{own['ratio']:.2f} x ({low:.2f}-{high:.2f})",
+                # In this contest, only our process also holds a learner.
+                "-" if own["contest"] == "sample" else f"{own['memory_ratio']:.2f}",
             ]
         )
     header = ["work", "threads", "here", "TRL", "time, TRL / here", "memory, here / TRL"]
@@ -448,7 +455,7 @@ RESPONSES = {
 def packing() -> list[str]:
     """Compare a gradient step on padded and on packed rows."""
     rows = []
-    for own in read("micro")["packing"]["results"]:
+    for own in read("packing")["packing"]["results"]:
         ratio, memory = own["speed_up"]["padded"], own["peak_resident_mb"]
         rows.append(
             [
@@ -456,10 +463,11 @@ def packing() -> list[str]:
                 *(f"{own['seconds_medians'][kind]:.2f} s" for kind in ("padded", "packed")),
                 f"{ratio['median']:.2f} x ({ratio['min']:.2f}-{ratio['max']:.2f})",
                 f"{memory['packed'] / memory['padded']:.2f}",
+                f"{own['packed_over_floor']:.2f} x",
             ]
         )
     header = ["responses", "threads", "padded", "packed", "time, padded / packed"]
-    return markdown([*header, "memory, packed / padded"], rows)
+    return markdown([*header, "memory, packed / padded", "packed / floor"], rows)
 
 
 def scale() -> list[str]:

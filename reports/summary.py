@@ -93,8 +93,10 @@ class TrialSummary:
     last: float | None
     # Planned number of responses to train on before an evaluation -> held-out reward.
     rewards: Mapping[int, float]
-    # Number of held-out prompts, before training and in the latest evaluation after round 0.
+    # Number of held-out prompts, before training and in the latest evaluation after round 0. With
+    # `task.eval_file`, prompts repeat if the file has fewer.
     eval_prompts: tuple[int, int]
+    has_eval_file: bool
     exact_lag: bool | None  # True if the lag is exact and so saves no time; None at lag 0
     truncated: float | None  # share of the last rounds' responses that the token limit cut off
     max_new_tokens: int
@@ -148,6 +150,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
             schedule.held_out_prompts(trial.config, final=False),
             schedule.held_out_prompts(trial.config, final=trial.complete),
         ),
+        has_eval_file=trial.config.task.eval_file is not None,
         exact_lag=has_exact_lag(trial) if trial.config.lag else None,
         truncated=trial.late_mean("response/truncated_fraction") if has_limit(trial) else None,
         max_new_tokens=trial.config.rollout.max_new_tokens,
@@ -299,7 +302,10 @@ class Comparison:
 
     def _precision_of_rewards(self) -> str:
         """Return sentences on the largest standard error of a held-out reward in [0, 1]."""
-        numbers = [trial.eval_prompts for trials in self.arms.values() for trial in trials]
+        every = [trial for trials in self.arms.values() for trial in trials]
+        if any(trial.has_eval_file for trial in every):
+            return "Held-out reward: the mean over the prompts of task.eval_file. "
+        numbers = [trial.eval_prompts for trial in every]
         before, after = (sorted(set(own)) for own in zip(*numbers, strict=True))
 
         def prompts(found: list[int]) -> str:

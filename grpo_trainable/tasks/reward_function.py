@@ -114,6 +114,11 @@ def _of_form(function: Any) -> RewardFunction:
     fits_own = takes.accept_two()
     if takes.names & TRL_LISTS or (takes.any_name and not fits_own):
         return _trl(function, takes)
+    if fits_own and takes.has_only_defaults:
+        raise ValueError(
+            f"takes {takes}, each with a default value, so it probably makes a reward function; "
+            "name a function that it has made"
+        )
     if fits_own:
         return _own(function)
     raise ValueError(f"takes {takes}; accepted: {FORMS}")
@@ -128,6 +133,7 @@ class _Parameters:
         named = [parameter for parameter in parameters if parameter.kind in by_name]
         self.names = {parameter.name for parameter in named}
         self.required = {p.name for p in named if p.default is inspect.Parameter.empty}
+        self.has_only_defaults = bool(named) and not self.required
         self.any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self._signature = signature
 

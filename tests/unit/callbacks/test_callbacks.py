@@ -644,6 +644,15 @@ def test_band_from_0_does_not_mind_noise_around_0(caplog, capsys, tmp_path):
     assert capsys.readouterr().out == ""
 
 
+def test_a_kl_far_below_0_is_outside_a_band_that_begins_at_0(caplog, capsys, tmp_path):
+    follow([-305.0, -426.0, 0.5], tmp_path, kl_band=[0.0, 20.0])
+    assert [record.getMessage() for record in caplog.records] == [
+        "sync/0, round 1: kl/reference_nats -305 is far below 0: the policy has moved far from the "
+        "weights that sampled the responses, outside callbacks.kl_band [0, 20]"
+    ]
+    assert "round 3: kl/reference_nats 0.5 is in callbacks.kl_band" in capsys.readouterr().out
+
+
 def test_a_kl_within_two_standard_errors_of_the_band_causes_no_warning(caplog, tmp_path):
     trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [0.0, 20.0]})
     callback = BandsCallback()

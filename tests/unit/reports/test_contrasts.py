@@ -356,6 +356,14 @@ def test_a_larger_last_evaluation_counts_with_its_own_prompts(tmp_path):
     assert "at most 0.125 before training and at most 0.063 at the latest evaluation." in said()
 
 
+def test_a_held_out_file_of_unknown_length_gets_no_number_of_prompts(tmp_path):
+    params = experiments.config(rounds=ROUNDS, **{"task.eval_file": "held_out.jsonl"})
+    directory = experiments.write_experiment(tmp_path / "e")
+    experiments.write_trial(directory, params, rows(np.random.default_rng(0)))
+    text = " ".join(compare(read_experiment(directory).trials).footnote().split())
+    assert "Held-out reward: the mean over the prompts of task.eval_file. Tokens per" in text
+
+
 def test_an_exact_lag_is_not_asked_for_its_speed(tmp_path):
     rng = np.random.default_rng(0)
     runs = {BASE: rows(rng), THIRD: rows(rng, 1.6, [0.4] * 16)}

@@ -189,6 +189,15 @@ def test_conversations_give_trls_form_lists_of_messages():
     assert results(role, prompt=prompt) == ["assistant"] * 3
 
 
+def test_a_function_that_makes_rewards_is_refused():
+    def get_cosine_scaled_reward(min_value=-1.0, max_value=1.0, max_len=1000):
+        return lambda completions, **kwargs: [1.0] * len(completions)
+
+    with pytest.raises(ValueError, match="each with a default value, so it probably makes"):
+        as_reward(get_cosine_scaled_reward)
+    assert results(get_cosine_scaled_reward()) == [1.0] * 3
+
+
 def test_none_in_the_list_of_trls_form_is_no_reward():
     assert results(lambda completions, **kwargs: [1.0, None, 0.0]) == [1.0, None, 0.0]
 
