@@ -180,11 +180,11 @@ class BandsCallback(FailSafeCallback):
     - `rollout.max_new_tokens`: if more than a quarter of the responses of the first round are
       truncated, the callback prints a line. This line is not a warning, because a low limit may be
       intended.
-    - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, falls
-      below the band after having been inside, or is as far below 0 as the band reaches above 0. The
-      callback prints a line when the KL returns to the band. The KL has left the band only if its
-      interval, the estimate ± two standard errors, is entirely outside. The KL has returned only if
-      the estimate itself is in the band.
+    - `callbacks.kl_band`: the callback warns when `kl/reference_nats` rises above the band, or
+      falls below the band after having been inside. If the band begins at 0, a value far below 0
+      counts as above the band. The callback prints a line when the KL returns to the band. The KL
+      has left the band only if its interval, the estimate ± two standard errors, is entirely
+      outside. The KL has returned only if the estimate itself is in the band.
     - `callbacks.kl_stop`: the callback reports that a trial ends because its KL is above this
       limit. The callback does not end the trial. The trial itself stops, after a last evaluation
       and a checkpoint.
@@ -257,7 +257,7 @@ def _judge_kl(trial: str, config: GRPOConfig, row: Row, before: str, place: str)
         named = f"callbacks.kl_band [{band[0]:g}, {band[1]:g}]"
         if place == "inside":
             print(f"{told} in {named}", flush=True)
-        elif nats < 0:
+        elif nats < 0 and place == "above":
             logger.warning(
                 "%s far below 0: the policy has moved far from the weights that sampled the "
                 "responses, outside %s",

@@ -583,7 +583,7 @@ def learning() -> list[str]:
 def between(values: Sequence[float], form: str) -> str:
     """Return the smallest and the largest value as text, or one value if both look the same."""
     low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low}-{high}"
+    return low if low == high else f"{low} to {high}" if "-" in low else f"{low}-{high}"
 
 
 def real_model() -> list[str]:

@@ -27,7 +27,7 @@ from reports.margin_tests import (
     judge,
 )
 from reports.parquet_reader import TrialFiles
-from reports.records import ExperimentRecord, TrialRecord
+from reports.records import BY_TUNE, ExperimentRecord, TrialRecord
 from reports.summary import Comparison, has_exact_lag, relative_to
 
 NO_VERDICT = "no verdict"  # shown for an arm that fails its audit
@@ -182,6 +182,20 @@ def _recorded_max_seeds(description: Mapping[str, Any]) -> int | None:
     return value
 
 
+def refuse_stopped(experiment: ExperimentRecord) -> None:
+    """Check that no scheduler chose which trials went on.
+
+    Raises:
+        MenuError: A scheduler, or a stopper of a user's own Tuner, ended trials early.
+    """
+    chosen = experiment.own_tuner or experiment.description.get("scheduler", "fifo") != "fifo"
+    if chosen and any(trial.stopped_by == BY_TUNE for trial in experiment.trials):
+        raise MenuError(
+            f"{BY_TUNE} ended trials early, and the trials that went on flatter their arms; judge "
+            "an experiment in which every trial runs to its end"
+        )
+
+
 def menu_of(
     experiment: ExperimentRecord,
     comparison: Comparison,
@@ -199,6 +213,7 @@ def menu_of(
     Raises:
         MenuError: The arms cannot be judged.
     """
+    refuse_stopped(experiment)
     arms, planned = experiment.arms, _planned_arms(experiment)
     baseline = _baseline(planned, list(arms), options.baseline)
     complete = {

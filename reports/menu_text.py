@@ -25,6 +25,7 @@ from reports.menu import (
     menu_of,
     needs_max_seeds,
     recorded_options,
+    refuse_stopped,
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
@@ -65,10 +66,11 @@ def menu_or_reason(
         options = recorded_options(experiment.description)
         if options.has_margin:
             return menu_of(experiment, comparison, files, options), None
+        if len(comparison.arms) < 2:
+            return None, None
+        refuse_stopped(experiment)
     except MenuError as error:
         return None, f"No verdicts: {error}."
-    if len(comparison.arms) < 2:
-        return None, None
     seeds = max(len(trials) for trials in experiment.arms.values())
     parts = [*command_line.command("verdict"), str(place), "--margin", "0.03"]
     if needs_max_seeds(experiment):
@@ -312,6 +314,8 @@ def _prices(menu: Menu) -> list[str]:
         said.append(f"Deciding {named} would probably take {takes}.")
     if far:
         said.append(f"{_joined(far)} would probably need more than {_most(menu)} seeds.")
+    if said and any(_is_single(row) and row.verdict == UNDECIDED for row in menu.others):
+        said.append("This is only a guess, because one seed does not show how seeds differ.")
     return said
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -217,6 +218,14 @@ def _missing(
         waiting = [f"{arm}/{seed}" for arm, seed in experiment.not_begun]
         items.append(f"not started: {', '.join(waiting)}")
     with_rows = [trial for trial in experiment.trials if trial.rows]
+    runs = Counter((trial.arm, trial.config.seed) for trial in with_rows if not trial.member)
+    items += [
+        f"{arm}: {count} trials have seed {seed}, and all of them count. To measure the scatter, "
+        "give each trial its own seed. Give each run of Tuner.fit() its own name, because the "
+        "reward function may have changed between two runs."
+        for (arm, seed), count in runs.items()
+        if count > 1
+    ]
 
     def lacking(what: str, lacks: Callable[[TrialRecord], bool]) -> None:
         names = [trial.label for trial in with_rows if lacks(trial)]

@@ -331,7 +331,8 @@ def _device_hours(comparison: Comparison, arm: str) -> Bar | str:
 def _no_bar(comparison: Comparison) -> str:
     """Return the reason why no arm has a bar."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
-    disturbed = disturbed or list(comparison.not_comparable)
+    if not disturbed and comparison.not_comparable:
+        return "Other processes disturbed an arm or the baseline in too many seeds."
     if not disturbed:
         return NO_WALL_CLOCK
     named = "every arm" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
@@ -444,8 +445,9 @@ def _drift(arms: Arms) -> list[Plot]:
             "evaluation. Compare arms at equal KL or at equal reward: more held-out reward at "
             "equal KL is better, and so is less KL at equal reward. An arm with only two points "
             "has no line, because the path between them is unknown. The KL is never negative. Its "
-            "estimate can be, because an older policy sampled the responses: read a negative point "
-            "as a KL near 0."
+            "estimate can be, because an older policy sampled the responses: read a point slightly "
+            "below 0 as a KL near 0. A point far below 0 means that the policy has moved far from "
+            "the weights that sampled."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",

@@ -19,6 +19,7 @@ from search_spaces.search_space import Question
 # them.
 MIN_NUMBER, MAX_NUMBER = 1e-45, 3.5e38
 NO_ERROR = "(error.txt is empty)"
+BY_TUNE = "a scheduler or stopper"  # cause that ends trials early
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ class TrialRecord:
             return None
         limit = self.config.callbacks.kl_stop
         drifted = limit is not None and (self.last("kl/reference_nats") or 0.0) > limit
-        return f"callbacks.kl_stop={limit:g}" if drifted else "a scheduler or stopper"
+        return f"callbacks.kl_stop={limit:g}" if drifted else BY_TUNE
 
     @property
     def status(self) -> str:

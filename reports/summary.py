@@ -35,6 +35,7 @@ ADVICE = (
     "Run the experiment again on an idle machine, or with --set "
     "callbacks.leave_out_disturbed=false, which includes disturbed rounds."
 )
+ENDLESS = ("keyword", "math")  # tasks that make as many held-out prompts as an evaluation asks for
 EXACT_LAG = (
     "With lag_mode=exact, sampling and training take turns, so a lag saves no time. To measure "
     "speed, use lag_mode=bounded."
@@ -93,10 +94,9 @@ class TrialSummary:
     last: float | None
     # Planned number of responses to train on before an evaluation -> held-out reward.
     rewards: Mapping[int, float]
-    # Number of held-out prompts, before training and in the latest evaluation after round 0. With
-    # `task.eval_file`, prompts repeat if the file has fewer.
+    # Number of held-out prompts, before training and in the latest evaluation after round 0.
     eval_prompts: tuple[int, int]
-    has_eval_file: bool
+    may_repeat_prompts: bool  # True if the task may have fewer held-out prompts
     exact_lag: bool | None  # True if the lag is exact and so saves no time; None at lag 0
     truncated: float | None  # share of the last rounds' responses that the token limit cut off
     max_new_tokens: int
@@ -150,7 +150,9 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
             schedule.held_out_prompts(trial.config, final=False),
             schedule.held_out_prompts(trial.config, final=trial.complete),
         ),
-        has_eval_file=trial.config.task.eval_file is not None,
+        may_repeat_prompts=trial.config.task.name not in ENDLESS
+        or trial.config.task.train_file is not None
+        or trial.config.task.eval_file is not None,
         exact_lag=has_exact_lag(trial) if trial.config.lag else None,
         truncated=trial.late_mean("response/truncated_fraction") if has_limit(trial) else None,
         max_new_tokens=trial.config.rollout.max_new_tokens,
@@ -303,9 +305,10 @@ class Comparison:
     def _precision_of_rewards(self) -> str:
         """Return sentences on the largest standard error of a held-out reward in [0, 1]."""
         every = [trial for trials in self.arms.values() for trial in trials]
-        if any(trial.has_eval_file for trial in every):
-            return "Held-out reward: the mean over the prompts of task.eval_file. "
         numbers = [trial.eval_prompts for trial in every]
+        if any(trial.may_repeat_prompts for trial in every):
+            most = max(map(max, numbers))
+            return f"Held-out reward: the mean over the held-out prompts, at most {most}. "
         before, after = (sorted(set(own)) for own in zip(*numbers, strict=True))
 
         def prompts(found: list[int]) -> str:

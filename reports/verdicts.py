@@ -154,15 +154,15 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         return said
     said += [] if awaited is None else [f"Until it does, arms are compared with {base}."]
     faster = [(own.value, arm) for arm, own in speed.contrasts.items() if _clear(own, more=True)]
-    if faster:
+    if comparison.has_exact_lag:
+        said.append(EXACT_LAG)
+    elif faster:
         value, arm = max(faster)
         interval = speed.contrasts[arm].shown_interval(speed.form, " to ")
         counted = ", disturbed rounds included" if speed.contrasts[arm].counted_disturbed else ""
         times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
         figures = f"{LEVEL:.0%} interval: {interval}{counted}"
         said.append(f"The fastest arm is {arm}, with {times} ({figures}).")
-    elif comparison.has_exact_lag:
-        said.append(EXACT_LAG)
     elif speed.contrasts:
         said.append(f"No arm is clearly faster than {base}.")
     elif speed.not_comparable:

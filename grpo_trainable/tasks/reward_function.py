@@ -133,7 +133,10 @@ class _Parameters:
         named = [parameter for parameter in parameters if parameter.kind in by_name]
         self.names = {parameter.name for parameter in named}
         self.required = {p.name for p in named if p.default is inspect.Parameter.empty}
-        self.has_only_defaults = bool(named) and not self.required
+        fixed = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        self.has_only_defaults = bool(fixed) and all(
+            p.default is not inspect.Parameter.empty for p in fixed
+        )
         self.any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self._signature = signature
 

@@ -148,7 +148,8 @@ def _cache_bytes(
     Raises:
         ValueError: The weights leave no room for a cache. The message is one line.
     """
-    config, wanted = setup.config, _cache_shape(policy, dtype).bytes(rows, longest)
+    config, shape = setup.config, _cache_shape(policy, dtype)
+    wanted = shape.bytes(rows, longest)
     if setup.device.type != "cuda":
         return wanted
     if not 0 < resources.sampling_gpus(config) < 1:
@@ -156,10 +157,11 @@ def _cache_bytes(
     share = resources.vllm_memory_share(config)
     memory = share * torch.cuda.get_device_properties(setup.device).total_memory
     weights = dtype.itemsize * sum(tensor.numel() for tensor in policy.weights().values())
-    if memory <= weights:
+    least = weights + shape.bytes(1, longest)
+    if memory < least:
         raise ValueError(
-            f"resources.vllm_memory_share={share:g} is {memory / 1e9:.1f} GB, but the weights "
-            f"alone take {weights / 1e9:.1f} GB"
+            f"resources.vllm_memory_share={share:g} is {memory / 1e9:.3g} GB, but the weights and "
+            f"the KV cache of one row take {least / 1e9:.3g} GB"
         )
     return min(wanted, int(memory - weights))
 

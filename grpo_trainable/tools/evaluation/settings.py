@@ -164,8 +164,8 @@ def _given(
     for key, value in parse_assignments(assignments, checks).items():
         if not is_read(key):
             read = ", ".join(f"{name}…" if name.endswith(".") else name for name in READ)
-            why = "only training reads it" if key in OF_TRAINING else f"which reads {read}"
-            raise ConfigError(f"{key}={shown(value)}: has no effect on an evaluation, {why}")
+            why = "only training reads it" if key in OF_TRAINING else f"it reads {read}"
+            raise ConfigError(f"{key}={shown(value)}: has no effect on an evaluation; {why}")
         if key in asked and asked[key] != value:
             option = next(name for name, own in OPTIONS.items() if own == key)
             raise ConfigError(

@@ -653,6 +653,13 @@ def test_a_kl_far_below_0_is_outside_a_band_that_begins_at_0(caplog, capsys, tmp
     assert "round 3: kl/reference_nats 0.5 is in callbacks.kl_band" in capsys.readouterr().out
 
 
+def test_a_kl_slightly_below_0_is_below_a_band_that_begins_above_0(caplog, tmp_path):
+    follow([1.0, -0.1], tmp_path, kl_band=[0.5, 20.0])
+    assert [record.getMessage() for record in caplog.records] == [
+        "sync/0, round 2: kl/reference_nats -0.1 is below callbacks.kl_band [0.5, 20]"
+    ]
+
+
 def test_a_kl_within_two_standard_errors_of_the_band_causes_no_warning(caplog, tmp_path):
     trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [0.0, 20.0]})
     callback = BandsCallback()

@@ -356,12 +356,15 @@ def test_a_larger_last_evaluation_counts_with_its_own_prompts(tmp_path):
     assert "at most 0.125 before training and at most 0.063 at the latest evaluation." in said()
 
 
-def test_a_held_out_file_of_unknown_length_gets_no_number_of_prompts(tmp_path):
-    params = experiments.config(rounds=ROUNDS, **{"task.eval_file": "held_out.jsonl"})
+@pytest.mark.parametrize("key", ["task.eval_file", "task.train_file"])
+def test_prompts_that_may_repeat_promise_no_precision(tmp_path, key):
+    params = experiments.config(rounds=ROUNDS, **{key: "rows.jsonl"})
     directory = experiments.write_experiment(tmp_path / "e")
     experiments.write_trial(directory, params, rows(np.random.default_rng(0)))
     text = " ".join(compare(read_experiment(directory).trials).footnote().split())
-    assert "Held-out reward: the mean over the prompts of task.eval_file. Tokens per" in text
+    most = params["eval"]["prompts"]
+    said = f"Held-out reward: the mean over the held-out prompts, at most {most}. Tokens per"
+    assert said in text
 
 
 def test_an_exact_lag_is_not_asked_for_its_speed(tmp_path):
@@ -404,7 +407,7 @@ def test_arms_disturbed_in_different_seeds_have_no_bar_of_a_ratio(tmp_path):
     files = {trial.name: read_files(trial) for trial in record.trials}
     shown = sections(record, compare(record.trials), files)
     (plot,) = (own for section in shown for own in section.plots if own.name == "speed_up")
-    assert plot.missing == f"Other processes on the machine disturbed {OTHER}."
+    assert plot.missing == "Other processes disturbed an arm or the baseline in too many seeds."
 
 
 def test_two_evaluations_of_an_arm_are_points_without_a_line(tmp_path):

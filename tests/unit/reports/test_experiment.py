@@ -362,6 +362,15 @@ def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
     assert record.problems == []
 
 
+@pytest.mark.slow
+def test_trials_of_one_arm_with_the_same_seed_are_named(tmp_path):
+    for run in range(2):
+        trial = write_trial(tmp_path, config("sync", 3), [row(1)])
+        trial.rename(f"{trial}_of_run_{run}")
+    text = write_report(tmp_path, warn=lambda text: None).read_text()
+    assert "sync: 2 trials have seed 3, and all of them count." in text
+
+
 def test_long_labels_of_a_users_tuner_are_numbers_in_the_order_of_the_first_rows(tmp_path):
     sampled = ((2, 1e-4, "auto"), (1, 2e-4, "object_store"), (0, 3e-4, "auto"), (3, 3e-4, "auto"))
     for at, (seed, rate, transport) in enumerate(sampled):

@@ -13,7 +13,7 @@ import pytest
 from launch import verdict
 from reports.experiment import read_experiment
 from reports.margin_tests import NO_WORSE, UNDECIDED
-from reports.menu import Menu, MenuRow, VerdictOptions, menu_of
+from reports.menu import Menu, MenuError, MenuRow, VerdictOptions, menu_of
 from reports.menu_text import menu_or_reason, notes, paragraph, rows, shown
 from reports.parquet_reader import read_files
 from reports.summary import EXACT_LAG, compare
@@ -62,6 +62,37 @@ HIGH: Rewards = [(0.7, 0.7), (0.72, 0.74), (0.7, 0.68)]
 @pytest.fixture
 def directory(tmp_path):
     return experiments.write_experiment(tmp_path / "e")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"scheduler": "asha"}, None], ids=["asha of launch/tune.py", "own Tuner"]
+)
+def test_trials_that_a_scheduler_chose_get_no_verdict(tmp_path, changes):
+    directory = experiments.write_experiment(tmp_path / "e", **(changes or {}))
+    if changes is None:
+        (directory / "experiment.json").unlink()
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, OTHER, 2.0, LOW)
+    stopped = next(directory.glob(f"{OTHER}-0-*")) / "result.json"
+    kept = [json.loads(line) for line in stopped.read_text().splitlines()[:-1]]
+    kept[-1]["done"] = True
+    stopped.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    reason = "a scheduler or stopper ended trials early"
+    with pytest.raises(MenuError, match=reason):
+        menu(directory)
+    experiment = read_experiment(directory)
+    found = menu_or_reason(experiment, compare(experiment.trials), {}, directory)
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1].startswith(f"No verdicts: {reason}")
+
+
+def test_a_forecast_from_one_seed_is_called_a_guess(directory):
+    write_arm(directory, BASE, 2.0, LOW[:1])
+    write_arm(directory, OTHER, 2.0, [(0.4, 0.5)])
+    said = " ".join(paragraph(menu(directory, max_seeds=20)))
+    assert "probably" in said
+    assert "This is only a guess, because one seed does not show how seeds differ." in said
 
 
 @pytest.mark.parametrize(

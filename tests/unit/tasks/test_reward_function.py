@@ -198,6 +198,14 @@ def test_a_function_that_makes_rewards_is_refused():
     assert results(get_cosine_scaled_reward()) == [1.0] * 3
 
 
+def test_a_default_of_some_parameters_is_no_reason_to_refuse_a_function():
+    def positional(response, truth, /, scale=0.5):
+        return scale
+
+    assert results(positional) == [0.5] * 3
+    assert results(lambda *texts, scale=0.5: scale) == [0.5] * 3
+
+
 def test_none_in_the_list_of_trls_form_is_no_reward():
     assert results(lambda completions, **kwargs: [1.0, None, 0.0]) == [1.0, None, 0.0]
 

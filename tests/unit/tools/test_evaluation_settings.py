@@ -120,10 +120,10 @@ def test_another_task_begins_with_its_own_defaults(tmp_path):
     [
         (
             ["optim.lr=1"],
-            "optim.lr=1: has no effect on an evaluation, which reads model.…, task.…",
+            "optim.lr=1: has no effect on an evaluation; it reads model.…, task.…",
         ),
         (["rollout.temperature=1"], "rollout.temperature=1: has no effect on an evaluation"),
-        (["task.length_penalty=0.1"], "has no effect on an evaluation, only training reads it"),
+        (["task.length_penalty=0.1"], "has no effect on an evaluation; only training reads it"),
         (["eval.prompt=1"], "did you mean eval.prompts?"),
         (["task.name=maths"], "task.name=maths: must be"),
         (["nothing"], "must be KEY=VALUE"),
