@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, default_beside, schedule, shown
 from grpo_trainable.config.transport_catalog import transport_named
 from tuning.prompt_notes import about_prompts
-from tuning.schedulers import first_rung, pbt_bounds, perturbation_interval
 
 if TYPE_CHECKING:
     from grpo_trainable.models.shape import PolicySettings
@@ -38,41 +37,6 @@ class Missing(UsageError):
 # A check raises an error if it finds a mistake in a trial. Otherwise, it returns notes for the
 # user.
 TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
-
-
-def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) -> None:
-    """Refuse trials that population-based training could not clone from each other."""
-    arms = {trial.arm for trial in trials}
-    if len(arms) > 1:
-        raise UsageError(
-            "--scheduler pbt: a trial can continue only from a checkpoint of its own arm; choose "
-            f"one arm with --set arm=…: {', '.join(sorted(arms))}"
-        )
-    varied = pbt_bounds(trials[0])
-    if fixed.keys() >= varied.keys():
-        raise UsageError(
-            f"--scheduler pbt: --set fixes {' and '.join(varied)}, which pbt varies; leave at "
-            "least one of them free"
-        )
-    if len(trials) < 2:
-        raise UsageError("--scheduler pbt: needs at least two trials; set --num-samples >= 2")
-    if perturbation_interval(trials[0]) is None:
-        raise UsageError(
-            "--scheduler pbt: trials copy each other according to their held-out rewards, but no "
-            f"round before the last round ({trials[0].rounds}) has an evaluation; lower eval.every "
-            f"({trials[0].eval.every})"
-        )
-
-
-def check_comparable(trials: Sequence[GRPOConfig]) -> None:
-    """Refuse trials that ASHA could not compare after equal numbers of samples."""
-    if first_rung(trials) is None:
-        every = sorted({t.eval.every * schedule.responses_per_round(t) for t in trials})
-        raise UsageError(
-            "--scheduler asha: trials are compared by held-out rewards after equal numbers of "
-            f"responses, but they are evaluated every {', '.join(map(str, every))} responses and "
-            "share no evaluation before their end; use --samples N, or lower eval.every"
-        )
 
 
 def too_short_for_lag(trials: Sequence[GRPOConfig]) -> str | None:

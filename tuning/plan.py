@@ -40,8 +40,6 @@ from search_spaces.presets import Preset
 from search_spaces.search_space import SearchSpace, in_blocks
 from tuning.checks import (
     Missing,
-    check_comparable,
-    check_population,
     checks_of,
     too_short_for_lag,
 )
@@ -773,11 +771,13 @@ class Plan:
             self._refuse_unfinished()
         if wrong := refusal(self.directory):
             raise UsageError(f"--storage {self.storage}: {wrong}")
-        if self.options.scheduler == "pbt":
-            check_population(self.trials, self.fixed)
-        if self.options.scheduler == "asha":
-            check_comparable(self.trials)
         if self.options.scheduler != "fifo":
+            from tuning import schedulers  # imports Ray Tune, slowly
+
+            if self.options.scheduler == "pbt":
+                schedulers.check_population(self.trials, self.fixed)
+            if self.options.scheduler == "asha":
+                schedulers.check_comparable(self.trials)
             self._refuse_margin()
         begins = not self.resuming or self.options.added_arms
         if begins and (short := too_short_for_lag(self.trials)):

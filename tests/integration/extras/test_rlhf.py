@@ -20,10 +20,19 @@ SHORT = {
     "python launch/tune.py --preset grpo --name free": "true",
     "ppo grpo free; do": "ppo grpo; do",
     '"grpo", "free")': '"grpo")',
+    # Commands that do not need each other's output run at the same time.
+    "--out sft_stories\n": "--out sft_stories &\n",
+    "--out heldout_stories\n": "--out heldout_stories; wait\n",
+    "batch_size=16\npython launch/align.py dpo": "batch_size=16 &\npython launch/align.py dpo",
+    "batch_size=16\n```": "batch_size=16; wait\n```",
+    "eval.temperature=1\ndone": "eval.temperature=1 &\ndone; wait",
+    "policies/$arm\ndone": "policies/$arm &\ndone; wait",
+    "measured/sft)\ndone": "measured/sft) &\n    [ $policy != sft ] || wait\ndone; wait",
 }
 
 
-def test_the_walk_measures_every_policy(tmp_path: Path):
+def test_the_walk_measures_every_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     walk(tmp_path, changes=SHORT)
     found = json.loads((tmp_path / "walk.json").read_text())
     assert list(found["policies"]) == ["sft", "dpo", "ppo", "grpo"]
