@@ -6,6 +6,8 @@
 Campaigns:
   atlas   which objective tolerates staleness: each slice trains one objective at the exact lags
           0, 4 and 8
+  critic  what a value for each state buys: each slice trains GRPO and one or two algorithms that
+          estimate such values, PPO with a critic or VinePPO
 
 The results are rewards at equal samples, so other work may run at the same time. Each campaign has
 one JSON file, which lists the planned slices and holds the finished ones. After an interruption,
@@ -57,20 +59,30 @@ class Slice:
         return off_policy.measured(self.space, directory, [*arms, *shlex.split(self.options)])
 
 
-SHORT = (
-    f"--samples 4096 --num-samples 3 --max-concurrent 2 --margin {MARGIN} "
-    f"--set optim.lr={off_policy.LR} --set eval.every=64 --set eval.prompts=32 "
-    "--set eval.samples=8 --set eval.final_prompts=224"
+SEEDS = (
+    f"--num-samples 3 --max-concurrent 2 --margin {MARGIN} --set optim.lr={off_policy.LR} "
+    "--set eval.every=64 --set eval.prompts=32 --set eval.samples=8 --set eval.final_prompts=224"
 )
+# The slices of the campaign `critic`, and the arms of each.
+CRITICS = {
+    "ppo": ("grpo", "ppo", "ppo_lambda95"),
+    "shared": ("grpo", "ppo_shared"),
+    "learning_rate": ("grpo", "ppo_slow_critic", "ppo_fast_critic"),
+    "four_steps": ("grpo_k4", "ppo_k4"),
+    "vineppo": ("grpo", "vineppo"),
+}
 CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
     "atlas": tuple(
         Slice(
             objective,
             "objectives_by_lag",
             tuple(f"{objective}_lag{lag}" for lag in OBJECTIVE_LAGS),
-            SHORT,
+            f"--samples 4096 {SEEDS}",
         )
         for objective in OBJECTIVES
+    ),
+    "critic": tuple(
+        Slice(name, "critic", arms, f"--samples 8192 {SEEDS}") for name, arms in CRITICS.items()
     ),
 }
 

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import short_spaces
+import own_spaces
 from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
-from short_spaces import SHORT
+from own_spaces import SHORT
 
 from grpo_trainable.command_line import align, number, positive
 from reports.answers import Answer, answer
@@ -131,7 +131,7 @@ def options_of(args: argparse.Namespace) -> list[str]:
 def measured(space: str, directory: Path, options: Sequence[str]) -> dict[str, Any]:
     """Run or continue a space as the experiment in `directory`, and return its result."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    asked = f"{short_spaces.__file__}:{space.upper()}" if space in SHORT else space
+    asked = f"{own_spaces.__file__}:{space.upper()}" if space in own_spaces.OWN else space
     command = [
         *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", asked, *options),
         *("--name", directory.name, "--storage", str(directory.parent), "--resume", "auto"),

@@ -13,6 +13,7 @@ import campaigns
 import measure
 import pytest
 from campaigns import CAMPAIGNS
+from own_spaces import OWN
 
 from grpo_trainable.command_line import UsageError
 from search_spaces.spaces import SPACES
@@ -107,6 +108,6 @@ def test_unknown_names_are_refused_before_anything_runs(monkeypatch: pytest.Monk
 def test_every_slice_names_arms_of_a_space():
     for slices in CAMPAIGNS.values():
         for own in slices:
-            assert set(own.arms) <= set(SPACES[own.space].arms)
+            assert set(own.arms) <= set({**SPACES, **OWN}[own.space].arms)
         assert len({own.name for own in slices}) == len(slices)
     assert len(CAMPAIGNS["atlas"]) >= 14
