@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ray.tune.experiment import Trial
 from ray.tune.result import DONE
 from rich.console import Console
 from rich.live import Live
@@ -146,7 +147,11 @@ class ConsoleCallback(FailSafeCallback):
         stop_live_table()
         ended = [trial for trial in trials if trial.is_finished()]
         if ended and not self._started and not save_on_interrupt.requested.is_set():
-            print(f"nothing to run: {plural(len(ended), 'trial')} had already ended", flush=True)
+            if any(_has_reported(trial) or trial.status == Trial.ERROR for trial in ended):
+                told = f"nothing to run: {plural(len(ended), 'trial')} had already ended"
+            else:
+                told = "nothing ran: the experiment ended before the actors of a trial were ready"
+            print(told, flush=True)
 
     def _show(self, trials: Sequence[Any], trial: Any, line: str | None) -> None:
         if _live is not None:

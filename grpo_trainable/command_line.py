@@ -177,15 +177,18 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 def command(name: str) -> list[str]:
     """Return the first words of the command line that runs the command `name`.
 
-    If the current command was started through its entry point, the result is the entry point of
-    `name`, such as `grpo-tune`. Otherwise, the result is `python launch/NAME.py`, with the path of
-    `launch/` as the user typed it.
+    If the current command is a file of `launch/`, the result is `python launch/NAME.py`, with the
+    path of `launch/` as the user typed it. Another program gets this result only in a directory
+    that has this file. Otherwise, the result is the entry point of `name`, such as `grpo-tune`.
     """
     started = Path(sys.argv[0])
+    entry_point = [f"grpo-{name.replace('_', '-')}"]
     if started.name.startswith("grpo-"):
-        return [f"grpo-{name.replace('_', '-')}"]
-    directory = started.parent if started.parent.name == "launch" else Path("launch")
-    return ["python", str(directory / f"{name}.py")]
+        return entry_point
+    if started.parent.name == "launch":
+        return ["python", str(started.parent / f"{name}.py")]
+    file = Path("launch", f"{name}.py")
+    return ["python", str(file)] if file.exists() else entry_point
 
 
 def program(name: str) -> str:

@@ -597,7 +597,8 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
             page = write_report_of(experiment, comparison, files)
             print(f"report: {plan.directory / page.name}", flush=True)
         except ReportError as error:
-            print(f"no report: {error}; to try again: {command}", flush=True)
+            again = f"; to try again: {command}" if experiment.arms else ""
+            print(f"no report: {error}{again}", flush=True)
         menu, reason = menu_or_reason(experiment, comparison, files, plan.directory)
         shown = [] if menu is None else ["", table(menu)]
         said = [*before_and_after(experiment, files), changed_code(experiment)]

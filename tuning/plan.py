@@ -134,10 +134,7 @@ class Plan:
         self.name: str = options.name or ""
         stored = self._read_stored()
         if options.resume == "must" and stored is None:
-            raise UsageError(
-                f"--resume: no experiment {self.name} in {self.storage}; if it is stored "
-                "elsewhere, add --storage DIRECTORY"
-            )
+            raise UsageError(f"--resume: {self._not_found()}")
         if options.accept_changed_code and options.resume == "never":
             raise UsageError("--accept-changed-code needs --resume, which continues an experiment")
         self.extending = options.extend
@@ -264,15 +261,24 @@ class Plan:
         if options.name is None:
             raise UsageError("--extend needs --name, the name of the experiment")
         if stored is None:
-            raise UsageError(
-                f"--extend: no experiment {self.name} in {self.storage}; if it is stored "
-                "elsewhere, add --storage DIRECTORY"
-            )
+            raise UsageError(f"--extend: {self._not_found()}")
         if "planned" not in stored:
             raise UsageError(
                 f"--extend: an older version of grpo-trainable started experiment {self.name} and "
                 "did not record its trials; start a new experiment"
             )
+
+    def _not_found(self) -> str:
+        """Say that this command has not started an experiment with this name."""
+        if has_results(self.directory):
+            return (
+                f"a program with its own Tuner started {self.directory}; continue it with "
+                "tune.Tuner.restore, as docs/howto/tuner.md shows"
+            )
+        return (
+            f"no experiment {self.name} in {self.storage}; if it is stored elsewhere, add "
+            "--storage DIRECTORY"
+        )
 
     def _read_stored(self) -> dict[str, Any] | None:
         """Return the description of the stored experiment with this name, or None."""
@@ -499,7 +505,8 @@ class Plan:
                 )
                 raise UsageError(
                     f"--set {key}={shown(value)}: {key} was {was} when experiment {self.name} "
-                    "started; the settings of an experiment never change"
+                    "started; the settings of an experiment never change. To train a model further, "
+                    "export it, and start a new experiment with --set model.path=DIRECTORY"
                 )
         for option in (
             *("num_samples", "seed", "scheduler", "samples"),
@@ -515,9 +522,11 @@ class Plan:
                 accepted.append(len({seed for _, seed in stored.get("planned", ())}))
             if given not in accepted:
                 value = "" if given is True else f" {given}"
+                more = option == "num_samples" and given > was
                 raise UsageError(
                     f"--{option.replace('_', '-')}{value}: experiment {self.name} was started "
                     f"{f'with {was}' if was not in (None, False) else 'without it'}"
+                    f"{'; --extend adds seeds after the experiment has ended' if more else ''}"
                 )
             self.options = replace(self.options, **{option: was})
         self._take_stored_callbacks()

@@ -174,8 +174,15 @@ def test_no_status_is_ok():
 )
 def test_messages_name_a_command_as_this_one_was_started(monkeypatch, started, name, words):
     monkeypatch.setattr(sys, "argv", [started])
+    monkeypatch.chdir(ROOT)
     assert program("tune") == name
     assert command("tune") == words
+
+
+def test_a_program_outside_the_repository_names_the_entry_points(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["my_tuner.py"])
+    monkeypatch.chdir(tmp_path)
+    assert command("make_data") == ["grpo-make-data"]
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1), ("+7", 7), ("12", 12)])

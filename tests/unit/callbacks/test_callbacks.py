@@ -586,7 +586,11 @@ def test_the_console_names_trials_that_start_again_and_an_experiment_without_wor
     console.on_experiment_end([trial])
     assert capsys.readouterr().out == ""  # the trial waited for room until it was interrupted
     trial.status = "TERMINATED"
-    console.on_experiment_end([trial])
+    console.on_experiment_end([trial])  # `time_budget_s` was over
+    assert capsys.readouterr().out.startswith("nothing ran: the experiment ended before ")
+    with monkeypatch.context() as patched:
+        patched.setattr(trial, "last_result", {"training_iteration": 3})
+        console.on_experiment_end([trial])
     assert capsys.readouterr().out == "nothing to run: 1 trial had already ended\n"
     with monkeypatch.context() as patched:  # an interrupt before the trial could start
         patched.setattr(save_on_interrupt.requested, "is_set", lambda: True)

@@ -649,6 +649,18 @@ def test_a_resume_runs_no_space_that_somebody_else_may_have_named(of_a_file, com
     refused(command(*RESUME, "--dry-run"), "can be written by others")
 
 
+def test_a_resume_names_the_ways_to_train_more(of_a_file, command):
+    refused(command(*RESUME, "--num-samples", "9"), "with 1; --extend adds seeds")
+    refused(command(*RESUME, "--set", "rounds=9"), "export it, and start a new experiment")
+
+
+@pytest.mark.parametrize("option", ["--resume", "--extend"])
+def test_a_resume_refuses_an_experiment_of_somebodys_own_tuner(option, command, tmp_path):
+    (tmp_path / "storage" / "own" / "trial").mkdir(parents=True)
+    (tmp_path / "storage" / "own" / "trial" / "result.json").write_text("{}\n")
+    refused(command(option, "--name", "own"), option, "own Tuner started", "tune.Tuner.restore")
+
+
 def test_a_resume_refuses_another_space(of_a_file, command, tmp_path):
     refused(command(*RESUME, "--space", "lag"), "--space lag", f"was started with {of_a_file}")
     other = tmp_path / "other.py"
