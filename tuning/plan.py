@@ -505,8 +505,8 @@ class Plan:
                 )
                 raise UsageError(
                     f"--set {key}={shown(value)}: {key} was {was} when experiment {self.name} "
-                    "started; the settings of an experiment never change. To train a model further, "
-                    "export it, and start a new experiment with --set model.path=DIRECTORY"
+                    "started; the settings of an experiment never change. To train a model "
+                    "further, export it, and start a new experiment with --set model.path=…"
                 )
         for option in (
             *("num_samples", "seed", "scheduler", "samples"),
