@@ -67,19 +67,14 @@ class Contrast:
         effect = math.log(self.value) if self.neutral else self.value
         return seeds_needed(effect, self.spread)
 
-    def shown_interval(self, form: str, between: str) -> str:
-        """Return the interval as text; empty if there is none.
-
-        Args:
-            form: The format of both ends.
-            between: The text between the ends.
-        """
+    def shown_interval(self, form: str) -> str:
+        """Return the interval as text, with both ends in this format; empty if there is none."""
         if self.interval is None:
             return ""
         ends = (self.interval.low, self.interval.high)
         # The interval of a ratio over two seeds can be absurdly wide.
         low, high = (written(end, form) if end < 100 else "more than 100" for end in ends)
-        return f"{low}{between}{high}"
+        return f"{low} to {high}"
 
     def times(self, factor: float) -> Contrast:
         """Return the ratio and its interval in a different unit."""
