@@ -8,6 +8,7 @@ machine (`grpo_trainable.telemetry.machine_load`), as long as enough rounds rema
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -68,10 +69,19 @@ class Contrast:
         return seeds_needed(effect, self.spread)
 
     def shown_interval(self, form: str) -> str:
-        """Return the interval as text, with both ends in this format; empty if there is none."""
+        """Return the interval as text; empty if there is none.
+
+        Args:
+            form: The format of both ends. If an interval that excludes equality would seem to end
+                there, the ends get more digits.
+        """
         if self.interval is None:
             return ""
         ends = (self.interval.low, self.interval.high)
+        while self.told_apart and any(
+            written(end, form) == written(self.neutral, form) for end in ends
+        ):
+            form = re.sub(r"\d(?=f)", lambda digits: str(int(digits[0]) + 1), form)
         # The interval of a ratio over two seeds can be absurdly wide.
         low, high = (written(end, form) if end < 100 else "more than 100" for end in ends)
         return f"{low} to {high}"

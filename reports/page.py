@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from grpo_trainable.command_line import command
-from grpo_trainable.config import resources
+from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.text import plural
 from reports import audit, changes, menu_text
 from reports.answers import Answer
@@ -281,9 +281,9 @@ def _table_section(comparison: Comparison, experiment: ExperimentRecord) -> str:
     several = len(comparison.arms) > 1
     title = "Comparison of the arms" if several else "The arm"
     see = ' See <a href="#settings">Settings</a> for how the arms differ.' if several else ""
-    first, *others = (trial.config.loss for trial in experiment.trials)
-    if any(loss != first for loss in others):
-        see += " docs/algorithms.md explains their objectives."
+    usual = GRPOConfig.from_dict({}).loss
+    if any(trial.config.loss != usual for trial in experiment.trials):
+        see += f" docs/algorithms.md explains {'their objectives' if several else 'its objective'}."
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'

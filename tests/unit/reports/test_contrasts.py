@@ -415,6 +415,17 @@ def test_the_least_number_of_undisturbed_rounds_is_that_of_the_trials(tmp_path):
     assert "At least half" not in words
 
 
+def test_an_interval_that_excludes_equality_does_not_seem_to_include_it():
+    def shown(neutral: float, low: float, high: float, form: str) -> str:
+        interval = Estimate((low + high) / 2, low, high)
+        own = Contrast(value=interval.value, neutral=neutral, seeds=[0, 1], interval=interval)
+        return own.shown_interval(form)
+
+    assert shown(0.0, -0.1014, -0.00004, "{:+.3f}") == "-0.10140 to -0.00004"
+    assert shown(0.0, -0.1014, 0.00004, "{:+.3f}") == "-0.101 to +0.000"
+    assert shown(1.0, 1.004, 1.2, "{:.2f}x") == "1.004x to 1.200x"
+
+
 @pytest.mark.parametrize(("ratio", "forecasts"), [(1.004, False), (1.006, True)])
 def test_a_ratio_that_looks_equal_has_no_forecast(ratio, forecasts):
     spread = Spread(0.001)
