@@ -17,7 +17,7 @@ from grpo_trainable.telemetry.metrics import SE
 from grpo_trainable.telemetry.stages import shares_of_work
 from grpo_trainable.text import rate
 from reports.parquet_reader import TrialFiles
-from reports.records import ExperimentRecord, TrialRecord
+from reports.records import ExperimentRecord, TrialRecord, error_of_mean
 from reports.summary import COUNTED, MARK, Comparison, median, show
 from search_spaces.columns import SHARES, SHOWN_STAGES, Column
 
@@ -36,7 +36,9 @@ class Answer:
 
     arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one value per seed
     columns: Sequence[Column]
-    has_early: bool  # False if every early reward is the reward at the end, so the table omits it
+    left_out: Collection[
+        str
+    ]  # names of columns that the table leaves out, because they say nothing
     not_comparable: Collection[str]  # arms with `MARK` in place of their speeds
     counted: Collection[str]  # arms whose speeds include rounds that other processes disturbed
     said: Sequence[str]  # remarks above the table
@@ -51,7 +53,7 @@ class Answer:
     @property
     def shown(self) -> list[Column]:
         """The columns of the table."""
-        return [column for column in self.columns if self.has_early or column is not EARLY_REWARD]
+        return [column for column in self.columns if column.name not in self.left_out]
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the rows of the table as text."""
@@ -105,10 +107,19 @@ def answer(
     }
     every = [trial for trials in arms.values() for trial in trials]
     has_early = any(_is_early(trial) for trial in every)
+    left_out = set() if has_early else {EARLY_REWARD.name}
+    # A column of speeds without a figure shows `MARK`.
+    left_out |= {
+        column.name
+        for column in asked
+        if not (column.is_speed and not_comparable)
+        and all(value is None for arm in arms for value in values[arm][column.name])
+    }
+    explained = [column for column in asked if column.name not in left_out]
     return Answer(
         arms=values,
         columns=(REWARD, difference, EARLY_REWARD, *asked),
-        has_early=has_early,
+        left_out=left_out,
         not_comparable=not_comparable,
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
@@ -116,9 +127,14 @@ def answer(
         "cell shows the median, and the second line shows the minimum and the maximum. A "
         "difference is computed between trials with the same seed, and its cell shows the mean "
         f"instead of the median. {_how_early(every) if has_early else ''}"
-        f"The list below explains the other columns.{_marked(not_comparable)}"
+        f"{'The list below explains the other columns.' if explained else ''}"
+        f"{_marked(not_comparable)}"
         f"{_marked_as_counted(comparison)}",
-        measured=[*_how_measured(asked), *_how_precise(asked, every)],
+        measured=[
+            *_how_measured(explained),
+            *_units(explained),
+            *_how_precise(explained, every),
+        ],
     )
 
 
@@ -144,19 +160,30 @@ def _how_measured(columns: Sequence[Column]) -> list[str]:
     return [f"{', '.join(titles)}: {how}." for how, titles in kinds.items()]
 
 
+def _units(columns: Sequence[Column]) -> list[str]:
+    """Give the unit of each column that shows a KL, an entropy or an NLL."""
+    units: dict[str, list[str]] = {}
+    for column in columns:
+        if column.metric.endswith("_nats") and abs(column.factor) == 1:
+            unit = "response" if column.metric.startswith("kl/") else "token"
+            units.setdefault(unit, []).append(column.title)
+    return [f"{', '.join(titles)}: in nats per {unit}." for unit, titles in units.items()]
+
+
 def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> list[str]:
     """Say how precise the figures of metrics are that rounds measure on a sample of responses."""
     found = []
     for column in columns:
         errors = [error for trial in trials if (error := _standard_error(column, trial))]
         if errors:
-            found.append(f"{statistics.median(errors):.2g} for {column.title}")
+            least, most = f"{min(errors):.2g}", f"{max(errors):.2g}"
+            found.append(f"{column.title} {least if least == most else f'{least} to {most}'}")
     if not found:
         return []
     return [
-        "The KL is in nats per response, and the reference NLL in nats per token. Each round "
-        "measures them on a sample of its responses, so small differences can be noise. The "
-        f"standard error of one trial's figure is about {', '.join(found)}."
+        "Each round measures some figures on a sample of its responses, so small differences can "
+        "be noise. Standard error of a trial's figure, lowest to highest over all trials: "
+        f"{', '.join(found)}."
     ]
 
 
@@ -167,13 +194,11 @@ RELATIVE_ERROR = {"mean": 1.0, "late": 1.0, "median": math.sqrt(math.pi / 2)}
 
 def _standard_error(column: Column, trial: TrialRecord) -> float | None:
     """Return the standard error of a figure; None if it is not measured on a sample."""
-    errors = trial.column(f"{column.metric}{SE}")
-    if column.over == "late":
-        errors = errors[-max(1, trial.config.rounds // 8) :]
+    name = f"{column.metric}{SE}"
+    errors = trial.late(name) if column.over == "late" else trial.column(name)
     if column.over not in RELATIVE_ERROR or not any(errors):
         return None
-    of_mean = math.hypot(*errors) / len(errors)
-    return RELATIVE_ERROR[column.over] * of_mean * abs(column.factor)
+    return RELATIVE_ERROR[column.over] * error_of_mean(errors) * abs(column.factor)
 
 
 def _with_metric(column: Column) -> str:
@@ -209,10 +234,12 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
     """Return a column's figure for one trial.
 
     Returns:
-        The figure. None if it is missing from the trial's rows and files, or if it is a speed and
-        other processes disturbed the trial too much.
+        The figure. None if it is missing from the trial's rows and files, if the settings rule out
+        what it counts, or if it is a speed and other processes disturbed the trial too much.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
+        return None
+    if not trial.has(column.metric):
         return None
     if column.metric in DERIVED:
         value = DERIVED[column.metric](trial, files)
@@ -271,7 +298,8 @@ OVER: Mapping[str, Callable[[TrialRecord, str], float | None]] = {
 
 def _lag_of_bound(trial: TrialRecord, files: TrialFiles) -> float | None:
     mean = _mean(trial, "lag/mean")
-    return None if mean is None or trial.config.lag == 0 else mean / trial.config.lag
+    is_bound = trial.config.lag > 0 and trial.config.lag_mode == "bounded"
+    return mean / trial.config.lag if mean is not None and is_bound else None
 
 
 def _never_trained(trial: TrialRecord, files: TrialFiles) -> float | None:

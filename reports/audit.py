@@ -51,11 +51,12 @@ CHECKS_NOTE = (
 )
 CONSEQUENCES = ("arm", "effective sample size", "discarded", "clipped", "weights bounded")
 CONSEQUENCES_NOTE = (
-    "These figures follow from the settings, so no arm fails because of them. They are means over "
-    "the rounds of all seeds. Effective sample size: computed from the importance weights of a "
-    "gradient step, as a share of the step's responses. Discarded: the share of the requested "
-    "groups that were dropped. Clipped: the share of the tokens that were clipped. Weights "
-    "bounded: the share of the tokens whose importance weights were bounded."
+    "No arm fails because of these figures. They are means over the rounds of all seeds, and “-” "
+    "means that an arm's objective does not clip ratios or does not bound weights. Effective "
+    "sample size: computed from the importance weights of a gradient step, as a share of the "
+    "step's responses. Discarded: the share of the requested groups that were dropped. Clipped: "
+    "the share of the tokens whose ratios were clipped. Weights bounded: the share of the tokens "
+    "whose importance weights were bounded."
 )
 
 
@@ -415,11 +416,11 @@ def _check_row(audit: Audit) -> tuple[str, ...]:
 
 
 def _shown_lags(lags: Mapping[int, float]) -> str:
-    """Return the mean lag and its range: `0.9 (0-1)`."""
+    """Return the mean lag, with its range if lags differ: `0.9 (0 to 1)`."""
     if not lags:
         return "-"
     mean = sum(lag * share for lag, share in lags.items())
-    return f"{mean:.1f} ({min(lags)}-{max(lags)})"
+    return f"{mean:.1f}" + (f" ({min(lags)} to {max(lags)})" if len(lags) > 1 else "")
 
 
 def _percent(share: float | None) -> str:
@@ -433,7 +434,7 @@ def _seeds(trials: Sequence[TrialRecord]) -> str:
 
 def _mean(trials: Sequence[TrialRecord], name: str) -> float | None:
     """Return the mean of a metric over the rounds of all trials."""
-    return _average([value for trial in trials for value in trial.column(name)])
+    return _average([own for trial in trials if trial.has(name) for own in trial.column(name)])
 
 
 def _average(values: Sequence[float | None]) -> float | None:

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_trainable.config import schedule
+from grpo_trainable.telemetry.metrics import SE
 from reports.parquet_reader import is_whole, read_parts
-from reports.records import TrialRecord
+from reports.records import TrialRecord, error_of_mean
 
 # The thresholds apply if there are at least this many responses both before and after training.
 # With fewer responses, chance alone moves figures further, so the thresholds are wider.
@@ -33,6 +34,9 @@ ENOUGH = 64
 MAX_RELATIVE = 0.8
 REPEATED_WORDS = 4  # length of the n-grams that a response may repeat
 WORDING_WORDS = 3  # length of the n-grams that several responses may share
+
+STANDARD_ERRORS = 2.0
+NLL_METRIC = "response/reference_nll_nats"
 
 FEW = f"some figures rest on fewer than {ENOUGH} responses"
 
@@ -106,8 +110,8 @@ TRUNCATED = Quantity(
 ENTROPY = Quantity(
     name="entropy_nats",
     title="entropy in nats per token",
-    measured="policy/entropy_nats in round 1, compared with its mean over the last eighth of the "
-    "rounds",
+    measured="policy/entropy_nats over all responses of round 1, compared with its mean over the "
+    "last eighth of the rounds",
     form="{:.2f}",
     unit="nats per token",
     fell="the policy chooses among fewer tokens (entropy)",
@@ -175,7 +179,8 @@ NLL = Quantity(
     name="reference_nll_nats",
     title="reference NLL",
     measured="response/reference_nll_nats in round 1, compared with its mean over the last eighth "
-    "of the rounds",
+    "of the rounds. If rounds measure it on a sample of their responses, a change counts if it is "
+    f"above the threshold by {STANDARD_ERRORS:g} standard errors",
     form="{:.2f}",
     unit="nats per token",
     fell="the initial policy finds the text more likely (reference NLL)",
@@ -199,6 +204,9 @@ class Change:
     # Number of responses that each seed's values rest on, before or after training, whichever
     # number is smaller.
     responses: Sequence[int] = ()
+    # Standard error of each seed's change, if rounds measure the quantity on a sample of their
+    # responses. A change counts if it is above the threshold by `STANDARD_ERRORS` of these.
+    errors: Sequence[float] = ()
 
     @property
     def name(self) -> str:
@@ -237,23 +245,35 @@ class Change:
         Only changes above the threshold count. A sentence shows the medians over its seeds:
         `responses became shorter, 38.9 -> 12.4 tokens (-68%)`.
         """
-        quantity, seeds = self.quantity, len(self.before)
+        quantity = self.quantity
         unit = f" {quantity.unit}" if quantity.unit else ""
         for sign, said in ((-1, quantity.fell), (1, quantity.rose)):
             if moved := self._beyond(sign):
                 before, after = (quantity.form.format(end) for end in _medians(moved))
-                some = f" in {len(moved)} of {seeds} seeds" if seeds > 1 else ""
-                yield f"{said}, {before} -> {after}{unit} ({quantity.shown_change(moved)}){some}"
+                change = f"({quantity.shown_change(moved)}){self._among(moved)}"
+                yield f"{said}, {before} -> {after}{unit} {change}"
 
     def in_short(self) -> Iterator[str]:
-        """Yield a short form of each sentence: `tokens per response -68%`."""
+        """Yield a short form of each sentence: `tokens per response -68% in 1 of 3 seeds`."""
         for sign in (-1, 1):
             if moved := self._beyond(sign):
-                yield f"{self.quantity.title} {self.quantity.shown_change(moved)}"
+                change = f"{self.quantity.shown_change(moved)}{self._among(moved)}"
+                yield f"{self.quantity.title} {change}"
+
+    def _among(self, moved: Sequence[Ends]) -> str:
+        """Return in how many seeds the quantity moved: ` in 1 of 3 seeds`; empty for one seed."""
+        seeds = len(self.before)
+        return f" in {len(moved)} of {seeds} seeds" if seeds > 1 else ""
 
     def _beyond(self, sign: int) -> list[Ends]:
-        change = self.quantity.change
-        return [ends for ends in self.known if sign * change(*ends) > self.threshold]
+        change, errors = self.quantity.change, self.errors or [0.0] * len(self.before)
+        return [
+            (b, a)
+            for b, a, error in zip(self.before, self.after, errors, strict=True)
+            if b is not None
+            and a is not None
+            and sign * change(b, a) > self.threshold + STANDARD_ERRORS * error
+        ]
 
 
 def _medians(ends: Sequence[Ends]) -> Ends:
@@ -270,6 +290,7 @@ def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
             before=[before.get(quantity.name) for before, _, _ in ends],
             after=[after.get(quantity.name) for _, after, _ in ends],
             responses=[responses[quantity.name] for _, _, responses in ends],
+            errors=[_error_of_nll(trial) for trial in trials] if quantity is NLL else (),
         )
         for quantity in QUANTITIES
     ]
@@ -287,7 +308,7 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
     responses = dict.fromkeys((quantity.name for quantity in QUANTITIES), min(map(len, ends)))
     for quantity, metric in (
         (ENTROPY, "policy/entropy_nats"),
-        (NLL, "response/reference_nll_nats"),
+        (NLL, NLL_METRIC),
     ):
         # At any lag, the initial policy sampled the responses of round 1.
         first = trial.rows[0] if trial.rows and trial.rows[0]["training_iteration"] == 1 else {}
@@ -299,6 +320,12 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
         # sample.
         responses[quantity.name] = schedule.responses_per_round(trial.config)
     return before, after, responses
+
+
+def _error_of_nll(trial: TrialRecord) -> float:
+    """Return the standard error of a trial's change in reference NLL."""
+    name = f"{NLL_METRIC}{SE}"
+    return math.hypot(*trial.column(name)[:1], error_of_mean(trial.late(name)))
 
 
 def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:

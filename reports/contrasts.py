@@ -8,6 +8,7 @@ machine (`grpo_trainable.telemetry.machine_load`), as long as enough rounds rema
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -67,19 +68,23 @@ class Contrast:
         effect = math.log(self.value) if self.neutral else self.value
         return seeds_needed(effect, self.spread)
 
-    def shown_interval(self, form: str, between: str) -> str:
+    def shown_interval(self, form: str) -> str:
         """Return the interval as text; empty if there is none.
 
         Args:
-            form: The format of both ends.
-            between: The text between the ends.
+            form: The format of both ends. If an interval that excludes equality would seem to end
+                there, the ends get more digits.
         """
         if self.interval is None:
             return ""
         ends = (self.interval.low, self.interval.high)
+        while self.told_apart and any(
+            written(end, form) == written(self.neutral, form) for end in ends
+        ):
+            form = re.sub(r"\d(?=f)", lambda digits: str(int(digits[0]) + 1), form)
         # The interval of a ratio over two seeds can be absurdly wide.
         low, high = (written(end, form) if end < 100 else "more than 100" for end in ends)
-        return f"{low}{between}{high}"
+        return f"{low} to {high}"
 
     def times(self, factor: float) -> Contrast:
         """Return the ratio and its interval in a different unit."""

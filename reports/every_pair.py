@@ -46,7 +46,7 @@ def _cell(quantity: Quantity, arm: str) -> str:
     own = quantity.contrasts.get(arm)
     if own is None:
         return "-"
-    interval = own.shown_interval(quantity.form, " to ")
+    interval = own.shown_interval(quantity.form)
     value = written(own.value, quantity.form)
     mark = f" {COUNTED}" if own.counted_disturbed else ""
     return (f"{value} ({interval})" if interval else value) + mark

@@ -117,7 +117,7 @@ def narrow_tables(
 
 
 def _figures(cell: str) -> str:
-    """Return `0.3 (0.2-0.4)` on two lines, so that many columns fit side by side."""
+    """Return `0.3 (0.2 to 0.4)` on two lines, so that many columns fit side by side."""
     middle, spread = re.sub(r" \([^)]*\)", "", cell), re.findall(r"\(([^)]*)\)", cell)
     below = f"<small>{escaped(' -> '.join(spread))}</small>" if spread else ""
     return (escaped(middle) + below).replace("-&gt;", "→")

@@ -28,7 +28,7 @@ from reports.margin_tests import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import BY_TUNE, ExperimentRecord, TrialRecord
-from reports.summary import Comparison, has_exact_lag, relative_to
+from reports.summary import Comparison, relative_to
 
 NO_VERDICT = "no verdict"  # shown for an arm that fails its audit
 DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
@@ -100,8 +100,8 @@ class MenuRow:
     faults: Sequence[str]  # faults found by the audit, which rule out a verdict; usually empty
     noise: Noise | None
     price: Price | None  # None if no more seeds are needed, or if their number or cost is unknown
-    # True if no other arm is faster, cheaper and better at once. False for an arm with faults or
-    # without a comparable speed.
+    # True if no other arm is faster, cheaper and better at once. False for an arm with faults,
+    # without a comparable speed, or with an exact lag.
     in_pareto_set: bool
     ended_early: int  # number of trials that failed or were stopped, which do not count
     exact_lag: bool  # True if the arm's lag saves no time, so that its speed means nothing
@@ -127,6 +127,7 @@ class Menu:
     # once.
     price: Price | None
     audits: Mapping[str, Audit]  # by arm
+    about_exact_lag: Sequence[str]  # a note on exact lags, or nothing
 
     @property
     def rows(self) -> list[MenuRow]:
@@ -231,6 +232,7 @@ def menu_of(
         raise MenuError(str(error)) from None
     compared = relative_to(comparison, arms, baseline)
     costs = {arm: _seed_cost(experiment.complete_arms.get(arm, ())) for arm in planned}
+    exact = compared.exact_lags
     pareto = _pareto_set(compared, baseline, judged)
     ended_early = Counter(t.arm for t in experiment.trials if t.failed or t.stopped_by is not None)
 
@@ -246,7 +248,7 @@ def menu_of(
             price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
             in_pareto_set=arm in pareto,
             ended_early=ended_early[arm],
-            exact_lag=any(map(has_exact_lag, arms.get(arm, ()))),
+            exact_lag=arm in exact,
         )
 
     base = MenuRow(
@@ -259,7 +261,7 @@ def menu_of(
         price=None,
         in_pareto_set=baseline in pareto,
         ended_early=ended_early[baseline],
-        exact_lag=any(map(has_exact_lag, arms[baseline])),
+        exact_lag=baseline in exact,
     )
     return Menu(
         baseline=base,
@@ -269,6 +271,7 @@ def menu_of(
         design=design,
         price=_total_price(judged, costs, baseline),
         audits=audits,
+        about_exact_lag=compared.about_exact_lag,
     )
 
 
@@ -410,8 +413,8 @@ def _margins(base: np.ndarray, options: VerdictOptions, baseline: str) -> np.nda
 def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgement]) -> set[str]:
     """Return the arms that no other arm beats in speed, cost and reward together.
 
-    An arm with an unknown speed, cost or reward is not compared and not in the set. The set is
-    empty if no arm can be compared with the baseline.
+    An arm with an unknown speed, cost or reward, or with an exact lag, is not compared and not in
+    the set. The set is empty if fewer than two arms can be compared.
     """
     figures = {baseline: (1.0, 1.0, 0.0)}
     for arm, own in judged.items():
@@ -421,6 +424,7 @@ def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgem
                 compared.cost[arm].value,
                 own.difference,
             )
+    figures = {arm: own for arm, own in figures.items() if arm not in compared.exact_lags}
 
     def beaten(arm: str) -> bool:
         return any(

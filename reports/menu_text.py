@@ -29,7 +29,7 @@ from reports.menu import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import COUNTED, EXACT_LAG, Comparison
+from reports.summary import COUNTED, Comparison
 
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
@@ -100,7 +100,7 @@ def paragraph(menu: Menu) -> list[str]:
         said.append(f"Undecided: {', '.join(undecided)}.")
         said += _prices(menu)
     said += _without_verdict(menu)
-    return [*said, EXACT_LAG] if any(row.exact_lag for row in menu.rows) else said
+    return [*said, *menu.about_exact_lag]
 
 
 def table(menu: Menu) -> str:
@@ -233,8 +233,15 @@ def _said_of_pareto_set(menu: Menu) -> str:
         f" {PARETO}: no other arm is faster, cheaper and higher in reward at the same time, "
         "judging by unrounded figures (Pareto set)."
     )
-    left_out = [row.arm for row in menu.others if None in (row.speed, row.cost, row.judgement)]
-    return f"{told} Not compared: {', '.join(left_out)}." if left_out else told
+    left_out = [
+        row.arm
+        for row in menu.rows
+        if row.exact_lag
+        or (row is not menu.baseline and None in (row.speed, row.cost, row.judgement))
+    ]
+    if not left_out:
+        return told
+    return f"{told} Left out, because not all three can be compared: {', '.join(left_out)}."
 
 
 def menu_data(menu: Menu) -> dict[str, Any]:
@@ -391,7 +398,7 @@ def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
 def _ratio(own: Contrast | None) -> str:
     if own is None:
         return "-"
-    interval = own.shown_interval("{:.2f}", "-")
+    interval = own.shown_interval("{:.2f}")
     mark = f" {COUNTED}" if own.counted_disturbed else ""
     return f"{written(own.value, RATIO)}{f' ({interval})' if interval else ''}{mark}"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from grpo_trainable.command_line import command
-from grpo_trainable.config import resources
+from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.text import plural
 from reports import audit, changes, menu_text
 from reports.answers import Answer
@@ -86,7 +86,7 @@ def render_page(
         ),
         _audit_section(audits, experiment),
         _missing(experiment, files, damaged),
-        _table_section(comparison),
+        _table_section(comparison, experiment),
         _population_section(comparison),
         _told_section(told, pairs, has_menu=menu is not None),
         _answer_section(asked),
@@ -277,10 +277,13 @@ def _some(names: Sequence[str], total: int) -> str:
     return "all trials" if len(names) == total else ", ".join(names)
 
 
-def _table_section(comparison: Comparison) -> str:
+def _table_section(comparison: Comparison, experiment: ExperimentRecord) -> str:
     several = len(comparison.arms) > 1
     title = "Comparison of the arms" if several else "The arm"
     see = ' See <a href="#settings">Settings</a> for how the arms differ.' if several else ""
+    usual = GRPOConfig.from_dict({}).loss
+    if any(trial.config.loss != usual for trial in experiment.trials):
+        see += f" docs/algorithms.md explains {'their objectives' if several else 'its objective'}."
     notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
@@ -308,8 +311,8 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair], *, has_menu: bo
     bounds = ""
     if has_menu:
         bounds = (
-            " The intervals below are two-sided, and for rewards they also cover the choice of "
-            "prompts. So they differ from the one-sided bounds in the menu."
+            " The intervals below differ from the bounds in the menu: they are two-sided, and for "
+            "rewards they include the sampling error of the held-out prompts."
         )
     every = ""
     if len(pairs) > 1:  # a single pair is already in the list above
@@ -342,17 +345,21 @@ def _answer_section(found: Answer | None) -> str:
     if found is None:
         return ""
     header, rows = found.header, found.rows()
-    first = len(header) - len(SHARES)
+    first = len(header) - sum(column in SHARES for column in found.shown)
     shares = [(row[0], *row[first:]) for row in rows]
+    of_stages = ""
+    if first < len(header):
+        of_stages = (
+            "<p>Each stage's share of a round's work:</p>\n"
+            f"{narrow_tables((header[0], *header[first:]), shares)}\n"
+        )
     return (
         '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
         "<p>These columns help to answer the question that the search space asks. They have no "
-        "intervals: the second line of a cell is the range over the seeds. So do not read too much "
-        "into small differences.</p>\n"
+        "intervals, so do not read too much into small differences.</p>\n"
         f"{html_list(found.said)}"
         f"{narrow_tables(header[:first], [row[:first] for row in rows])}\n"
-        "<p>Each stage's share of a round's work:</p>\n"
-        f"{narrow_tables((header[0], *header[first:]), shares)}\n"
+        f"{of_stages}"
         f'<p class="note">{escaped(found.note)}</p>\n'
         f'<div class="note">{html_list(found.measured)}</div>\n</section>'
     )
@@ -380,8 +387,9 @@ def _changes_section(comparison: Comparison) -> str:
         '<section id="changes">\n<h2>Side effects of training</h2>\n'
         "<p>A policy can earn reward by changing something you did not intend. This section lists "
         "every quantity that moved by more than its threshold in any seed, up or down, between the "
-        "start of training and the latest round. A listed change can be harmless: read the "
-        "responses below to find out.</p>\n"
+        "start of training and the latest round. The figures are medians over the seeds in which "
+        "the quantity moved. A listed change can be harmless: read the responses below to find "
+        "out.</p>\n"
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{narrow_tables(('arm', *(q.title for q in quantities)), rows)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"

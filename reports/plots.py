@@ -23,7 +23,7 @@ from reports.charts import (
 from reports.contrasts import Contrast
 from reports.menu import Menu
 from reports.parquet_reader import StepPoint, TrialFiles
-from reports.records import ExperimentRecord, TrialRecord
+from reports.records import CLIPPED, ExperimentRecord, TrialRecord
 from reports.series import (
     Arms,
     Series,
@@ -39,6 +39,10 @@ STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
 BANDS = (
     "A line is the median over the trials of an arm. A band reaches from the lowest to the highest "
     "trial."
+)
+CLIPPED_TOKENS = (
+    "The share of the tokens whose ratio the loss clipped. Most losses give such a token no "
+    "gradient."
 )
 NO_WALL_CLOCK = "No wall-clock time was recorded."
 NOT_KNOWN = "not known"
@@ -264,9 +268,8 @@ def _costs(comparison: Comparison) -> list[Plot]:
         look="The cost of the whole run: wall-clock time × reserved GPUs. If the arm has no GPU, "
         "the cost is wall-clock time × the CPUs that its actors reserve. A shorter bar means "
         "lower cost. The bar is the median over the trials, and the whisker reaches from the "
-        "lowest to the highest trial. Compare only arms that trained on the same number of "
-        "samples. A question mark means that other processes used the machine, so the total is not "
-        "comparable.",
+        "lowest to the highest trial. Trials that other processes disturbed too much are left out. "
+        "Compare only arms that trained on the same number of samples.",
         unit="device-hours",
         form="{:.3g}",
         line=None,
@@ -322,7 +325,7 @@ def _bar(own: Contrast) -> Bar:
 
 
 def _device_hours(comparison: Comparison, arm: str) -> Bar | str:
-    values = [trial.device_hours for trial in comparison.arms[arm] if trial.device_hours]
+    values = [hours for hours in comparison.totals(arm, lambda t: t.device_hours) if hours]
     if not comparison.comparable(arm):
         return NOT_COMPARABLE
     return Bar(statistics.median(values), min(values), max(values)) if values else NOT_KNOWN
@@ -367,9 +370,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
-            look="One panel per arm, with the medians over its trials. The regular spikes of eval "
-            "are the evaluations. The other layers should be steady. If a layer grows or spikes, "
-            "look at the trace of that round.",
+            look="One panel per arm, with the medians over its trials. Only rounds with an "
+            "evaluation have a layer eval. The other layers should be steady. If a layer grows or "
+            "spikes, look at the trace of that round.",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -395,9 +398,10 @@ def _drift(arms: Arms) -> list[Plot]:
             "KL to the reference",
             1.0,
             "KL(policy ‖ reference): the distance of the policy from the initial policy. At equal "
-            "reward, less is better. Solid: the k1 estimate, which can be negative. Dotted: the k3 "
-            "estimate, which is never negative but jumps at a single unlikely token. The y axis "
-            "covers the range of the k1 estimate, so the k3 estimate can leave the plot. If this "
+            "reward, less is better. Solid: the estimator known as k1, which can be negative. "
+            "Dotted: the estimator known as k3, which is never negative but jumps at a single "
+            "unlikely token. Neither name has to do with k, the number of gradient steps. The y "
+            "axis covers the range of the solid lines, so dotted lines can leave the plot. If this "
             f"range is wide, the axis is linear near 0 and logarithmic elsewhere.{_sampled(arms)}",
         ),
         (
@@ -417,8 +421,8 @@ def _drift(arms: Arms) -> list[Plot]:
         ),
     ):
         same = (
-            f" The k1 estimate is kl/{name}_nats with its sign reversed. Lines, axis and band are "
-            "as in “KL to the reference”."
+            f" Solid: kl/{name}_nats with its sign reversed. Lines, axis and band are as in “KL to "
+            "the reference”."
         )
         plots.append(
             lines(
@@ -431,7 +435,7 @@ def _drift(arms: Arms) -> list[Plot]:
                 series=metric(f"kl/{name}_nats", sign),
                 margin=metric(f"kl/{name}_nats{SE}", STANDARD_ERRORS),
                 dotted=metric(f"kl/{name}_k3_nats"),
-                legend_of=("k1 estimate", "k3 estimate"),
+                legend_of=("KL estimator k1", "KL estimator k3"),
                 linear_within=1.0 if name == "reference" else 0.1,
                 missing=no_kl,
             )
@@ -456,21 +460,23 @@ def _drift(arms: Arms) -> list[Plot]:
             missing=no_kl,
         )
     )
-    plots.append(
-        lines(
-            arms,
-            name="clip_fraction",
-            title="Clipped tokens",
-            look="The share of tokens that no longer give a gradient. If the share is above 0.3, "
-            "the rollouts are too old or the steps are too large, and part of the samples is "
-            "wasted: lower the learning rate, k or lag. For GSPO, a larger share is normal, "
-            "because its clip range is narrow.",
-            x_label="round",
-            y_label="clip fraction",
-            series=metric("loss/clip_fraction"),
-            missing="No round recorded loss/clip_fraction.",
+    if _clip(arms):
+        losses = {trial.config.loss.type for trials in arms.values() for trial in trials}
+        narrow = " For gspo, a larger share is normal, because its clip range is narrow."
+        plots.append(
+            lines(
+                arms,
+                name="clip_fraction",
+                title="Clipped tokens",
+                look=f"{CLIPPED_TOKENS} If the share is above 0.3, the rollouts are too old or the "
+                "steps are too large, and part of the samples is wasted: lower the learning rate, "
+                f"k or lag.{narrow * ('gspo' in losses)}",
+                x_label="round",
+                y_label="share of clipped tokens",
+                series=metric(CLIPPED),
+                missing=f"No round recorded {CLIPPED}.",
+            )
         )
-    )
     plots.append(
         lines(
             arms,
@@ -501,6 +507,11 @@ def _drift(arms: Arms) -> list[Plot]:
         )
     )
     return plots
+
+
+def _clip(arms: Arms) -> bool:
+    """Return True if the loss of some arm can clip tokens."""
+    return any(trial.has(CLIPPED) for trials in arms.values() for trial in trials)
 
 
 def _sampled(arms: Arms, *, band: bool = True) -> str:
@@ -586,16 +597,16 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
     if all(trial.config.k == 1 for trials in arms.values() for trial in trials):
         return []
 
-    def by_step(value: Callable[[StepPoint], float | None]) -> Series:
+    def by_step(value: Callable[[TrialRecord, StepPoint], float | None]) -> Series:
         def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
             for step, point in files[trial.name].steps.items():
-                if (y := value(point)) is not None:
+                if (y := value(trial, point)) is not None:
                     yield step, step, y
 
         return series
 
     missing = "No gradient steps were recorded (steps/ is missing or empty)."
-    return [
+    plots = [
         lines(
             arms,
             name="step_kl",
@@ -605,21 +616,27 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             "faster with each further step of a round.",
             x_label="gradient step of the round",
             y_label="nats per response",
-            series=by_step(lambda point: point.kl_sampler_nats),
-            missing=missing,
-        ),
-        lines(
-            arms,
-            name="step_clip",
-            title="Clipped tokens, by gradient step",
-            look="The share of tokens that no longer give a gradient, at each step of a round. If "
-            "the share climbs, each further step of a round gains less.",
-            x_label="gradient step of the round",
-            y_label="clip fraction",
-            series=by_step(lambda point: point.clip_fraction),
+            series=by_step(lambda trial, point: point.kl_sampler_nats),
             missing=missing,
         ),
     ]
+    if _clip(arms):
+        plots.append(
+            lines(
+                arms,
+                name="step_clip",
+                title="Clipped tokens, by gradient step",
+                look=f"{CLIPPED_TOKENS} If the share climbs, each further step of a round gains "
+                "less. Each point is the median over the rounds.",
+                x_label="gradient step of the round",
+                y_label="share of clipped tokens",
+                series=by_step(
+                    lambda trial, point: point.clip_fraction if trial.has(CLIPPED) else None
+                ),
+                missing=missing,
+            )
+        )
+    return plots
 
 
 def _reuse(arms: Arms) -> list[Plot]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config.loss import NEVER_CLIPS
 from grpo_trainable.storage.last_policy import PolicyNotSaved
 from reports.pace import Pace, pace_of
 from search_spaces.search_space import Question
@@ -18,6 +20,7 @@ from search_spaces.search_space import Question
 # Limits of float32, in which trials compute. Larger numbers could overflow when figures combine
 # them.
 MIN_NUMBER, MAX_NUMBER = 1e-45, 3.5e38
+CLIPPED = "loss/clip_fraction"
 NO_ERROR = "(error.txt is empty)"
 BY_TUNE = "a scheduler or stopper"  # cause that ends trials early
 
@@ -156,6 +159,13 @@ class TrialRecord:
             return None
         return self.pace.samples_per_s
 
+    def has(self, metric: str) -> bool:
+        """Return False if the settings rule out what a metric counts, so that it is always 0."""
+        loss = self.config.loss
+        if metric == CLIPPED:
+            return loss.type not in NEVER_CLIPS
+        return metric != "loss/weights_bounded_fraction" or loss.importance_cap is not None
+
     def column(self, name: str) -> list[float]:
         """Return the values of a metric in the order of rounds, without rounds that lack it."""
         return [row[name] for row in self.rows if name in row]
@@ -170,11 +180,13 @@ class TrialRecord:
         The window is a share of the rounds, not a fixed number of rounds. So arms with few large
         rounds are judged on as many samples as other arms.
         """
-        late = self.round - max(1, self.config.rounds // 8)
-        values = [
-            row[name] for row in self.rows if row["training_iteration"] > late and name in row
-        ]
+        values = self.late(name)
         return statistics.fmean(values) if values else None
+
+    def late(self, name: str) -> list[float]:
+        """Return the values of a metric in the last eighth of the trial's rounds."""
+        late = self.round - max(1, self.config.rounds // 8)
+        return [row[name] for row in self.rows if row["training_iteration"] > late and name in row]
 
     @property
     def reward_after(self) -> float | None:
@@ -195,6 +207,11 @@ class TrialRecord:
         for row in self.rows:
             if row.get("eval/round") == row["training_iteration"] and "reward/eval_mean" in row:
                 yield int(row["training_iteration"]), row["reward/eval_mean"], row
+
+
+def error_of_mean(errors: Sequence[float]) -> float:
+    """Return the standard error of a mean from those of its terms; 0 without terms."""
+    return math.hypot(*errors) / max(1, len(errors))
 
 
 def count_stopped(trials: Sequence[TrialRecord]) -> list[str]:

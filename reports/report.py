@@ -88,7 +88,7 @@ def write_report_of(
     asked = answer(experiment, comparison, files)
     found = quantities(experiment, comparison, files)
     short = short_answer(found, comparison) or before_and_after(experiment, files)
-    told = verdicts(found, comparison)
+    told = verdicts(found, comparison, has_menu=menu is not None)
     pairs = every_pair(experiment, comparison, files)
     data = report_data(
         *(experiment, comparison, asked, found, pairs, short, told, damaged, audits),

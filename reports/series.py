@@ -37,7 +37,7 @@ def metric(name: str, factor: float = 1.0) -> Series:
 
     def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
         for row in trial.rows:
-            if name in row:
+            if name in row and trial.has(name):
                 round_ = int(row["training_iteration"])
                 yield round_, round_, 0.0 + factor * row[name]  # no negative zero
 

@@ -245,14 +245,39 @@ class Comparison:
         return self.baseline is not None and (self.comparable(self.baseline) or bool(self.speed))
 
     @property
+    def exact_lags(self) -> list[str]:
+        """Arms whose lag is exact and so saves no time."""
+        return [arm for arm, own in self.arms.items() if any(trial.exact_lag for trial in own)]
+
+    @property
     def has_exact_lag(self) -> bool:
         """Return True if all arms with a lag have an exact lag, and there is such an arm."""
         return {t.exact_lag for own in self.arms.values() for t in own} - {None} == {True}
 
     @property
+    def about_exact_lag(self) -> list[str]:
+        """Return a note on exact lags, which names their arms if other arms have another lag."""
+        if self.has_exact_lag:
+            return [EXACT_LAG]
+        arms = self.exact_lags
+        return [f"{EXACT_LAG} Arms with an exact lag: {', '.join(arms)}."] if arms else []
+
+    @property
     def has_ratio_of_baseline(self) -> bool:
         """Return True unless all other arms are too disturbed to compare with the baseline."""
         return bool(self.speed) or not self.not_comparable
+
+    def totals(self, arm: str, of: Callable[[TrialSummary], float | None]) -> list[float | None]:
+        """Return a total of each trial, such as its device-hours.
+
+        If the arm is comparable, trials that are not comparable are left out, as in `rates`.
+
+        Args:
+            arm: The arm.
+            of: A function that returns the total of a trial.
+        """
+        comparable = self.comparable(arm)
+        return [of(trial) for trial in self.arms[arm] if trial.comparable or not comparable]
 
     def rates(self, arm: str) -> list[float | None]:
         """Return the samples per second of each trial; empty if the arm is not comparable."""
@@ -440,17 +465,18 @@ class Comparison:
         )
 
     def _notes_on_other_work(self) -> list[str]:
-        notes = [EXACT_LAG] if self.has_exact_lag else self._notes_on_niceness()
+        timed = [] if self.has_exact_lag else [a for a in self.arms if a not in self.exact_lags]
+        notes = [*self.about_exact_lag, *(self._notes_on_niceness() if timed else [])]
         if disturbed := self._disturbed():
-            advised = not all(map(self.comparable, self.arms)) and not self.has_exact_lag
+            advised = not all(map(self.comparable, timed))
             notes.append(
-                "Trials excluded from speeds and speed-ups because other processes disturbed too "
-                f"many rounds: {'; '.join(disturbed)}. The percentage is the share of the machine "
-                "that other processes took. Other trials that run at the same time count as "
-                "other processes. A round is disturbed if the share is above "
-                f"{DISTURBED_ABOVE:.0%}. At least half of a trial's rounds, and at least "
-                f"{LEAST_ROUNDS}, must be undisturbed. If too few seeds of an arm remain, the "
-                f"table shows {MARK} instead of the arm's speed."
+                "Trials excluded from speeds, speed-ups, wall-clock time and device-hours because "
+                f"other processes disturbed too many rounds: {'; '.join(disturbed)}. The "
+                "percentage is the share of the machine that other processes took. Other trials "
+                "that run at the same time count as other processes. A round is disturbed if the "
+                f"share is above {DISTURBED_ABOVE:.0%}. {self._least_rounds()} If fewer than half "
+                f"of an arm's seeds remain, the table shows {MARK} instead of its speed, and "
+                f"{MARK} after its totals over all seeds, which are not comparable."
                 f"{f' {ADVICE}' if advised else ''}"
             )
         several = self.seeds > 1
@@ -468,13 +494,24 @@ class Comparison:
             )
         if counted := self.counts_disturbed:
             notes.append(f"{COUNTED}: {counted}")
-        if disturbed or left_out or counted:
-            marked = f" Totals marked {MARK} are not comparable." if disturbed else ""
-            notes.append(
-                "Wall-clock time and device-hours count every round, including disturbed "
-                f"rounds.{marked}"
-            )
+        if left_out or counted:
+            notes.append("Wall-clock time and device-hours include these disturbed rounds.")
         return notes
+
+    def _least_rounds(self) -> str:
+        """Say how many rounds of a trial must be undisturbed."""
+        rounds = [t.pace.rounds for own in self.arms.values() for t in own if t.pace is not None]
+        said = []
+        if any(own >= LEAST_ROUNDS for own in rounds):
+            said.append(
+                f"At least half of a trial's rounds, and at least {LEAST_ROUNDS}, must be "
+                "undisturbed."
+            )
+        if any(own < LEAST_ROUNDS for own in rounds):
+            said.append(
+                f"In a trial of fewer than {LEAST_ROUNDS} rounds, all rounds must be undisturbed."
+            )
+        return " ".join(said)
 
     def _notes_on_niceness(self) -> list[str]:
         nice: dict[float, list[str]] = {}
@@ -502,11 +539,11 @@ class Comparison:
             arm,
             show([t.rounds for t in trials], "{:.0f}"),
             show([t.samples for t in trials], "{:.0f}"),
-            show([t.wall_clock_s for t in trials], "{:.1f}") + doubt,
+            show(self.totals(arm, lambda t: t.wall_clock_s), "{:.1f}") + doubt,
             show(self.rates(arm), rate) + mark if comparable else MARK,
             self._ratio(arm, self.speed),
             self._ratio(arm, self.cost),
-            show([t.device_hours for t in trials], "{:.4f}") + doubt,
+            show(self.totals(arm, lambda t: t.device_hours), "{:.4f}") + doubt,
             ends([t.first for t in trials], [t.last for t in trials], "{:.3f}"),
             ends(length.before, length.after, length.quantity.form),
             show([t.reference_nll for t in trials], "{:.2f}"),
@@ -525,7 +562,7 @@ class Comparison:
         if arm not in contrasts:
             return "-"
         own = contrasts[arm]
-        interval = own.shown_interval("{:.2f}", "-")
+        interval = own.shown_interval("{:.2f}")
         between = f" ({interval})" if interval else ""
         mark = f" {COUNTED}" if own.counted_disturbed else ""
         return f"{own.value:.2f}x{between}{mark}"
@@ -641,12 +678,11 @@ def show(
         written(value, form) if isinstance(form, str) else form(value)
         for value in (middle(known), min(known), max(known))
     )
-    between = " to " if low[0] in "+-" else "-"
-    return shown if low == high else f"{shown} ({low}{between}{high})"
+    return shown if low == high else f"{shown} ({low} to {high})"
 
 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:
-    """Return the medians before and after training, as text: `0.366 -> 0.911 (0.902-0.915)`.
+    """Return the medians before and after training, as text: `0.366 -> 0.911 (0.902 to 0.915)`.
 
     As soon as any trial has a value after training, the medians exclude trials that have none.
     """

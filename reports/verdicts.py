@@ -16,8 +16,10 @@ from reports.intervals import LEVEL, MOST_SEEDS, identical
 from reports.own_files import replaced
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import ADVICE, EXACT_LAG, Comparison
+from reports.summary import ADVICE, Comparison
 
+REWARD = "reward_difference"  # key of the quantity in report.json
+FEW_ROUNDS = f"are fewer than {LEAST_ROUNDS} rounds"
 FEW_SEEDS = 3  # with two seeds, Student's interval is 3.6 times as wide as with three
 
 
@@ -30,6 +32,7 @@ class Quantity:
     above: str  # begins the sentence about arms above the baseline: "Faster than {}"
     below: str  # begins the sentence about arms below the baseline
     form: str
+    no_interval: str  # reason why a contrast may lack an interval, after "because there"
     contrasts: Mapping[str, Contrast]
     not_comparable: Mapping[str, str]  # arm -> reason why it has no contrast
 
@@ -45,6 +48,7 @@ def quantities(
             above="Faster than {} (more samples per second)",
             below="Slower than {} (fewer samples per second)",
             form="{:.2f}x",
+            no_interval=FEW_ROUNDS,
             contrasts=comparison.speed,
             not_comparable=comparison.not_comparable,
         ),
@@ -54,15 +58,17 @@ def quantities(
             above="Cheaper than {} (more samples per device-hour)",
             below="More expensive than {} (fewer samples per device-hour)",
             form="{:.2f}x",
+            no_interval=FEW_ROUNDS,
             contrasts=comparison.cost,
             not_comparable=comparison.not_comparable,
         ),
         Quantity(
-            key="reward_difference",
+            key=REWARD,
             name="held-out reward",
             above="Higher held-out reward than {}",
             below="Lower held-out reward than {}",
             form="{:+.3f}",
+            no_interval="is only one prompt, or the same difference in every prompt",
             contrasts=reward_differences(experiment, comparison.baseline, files),
             not_comparable={},
         ),
@@ -85,21 +91,28 @@ def reward_differences(
     return {arm: contrast for arm, contrast in found.items() if contrast is not None}
 
 
-def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
-    """Return the sentences about differences between arms; empty if there is nothing to compare."""
+def verdicts(
+    found: Sequence[Quantity], comparison: Comparison, *, has_menu: bool = False
+) -> list[str]:
+    """Return the sentences about differences between arms; empty if there is nothing to compare.
+
+    Args:
+        found: The quantities in which the arms are compared.
+        comparison: The comparison of the arms.
+        has_menu: True if a menu says how many seeds a verdict on a reward takes, so that these
+            sentences give no other number of seeds for rewards.
+    """
     if not any(quantity.contrasts or quantity.not_comparable for quantity in found):
         return []
     doubt = _baseline_doubt(comparison)
     said = [] if doubt is None else [doubt]
     for quantity in found:
-        said += _of_quantity(quantity, comparison)
+        advice = not (has_menu and quantity.key == REWARD)
+        said += _of_quantity(quantity, comparison, advice=advice)
     if doubt is None and comparison.not_comparable:
-        arms = ", ".join(comparison.not_comparable)
-        whys = (why.split("; ") for why in comparison.not_comparable.values())
-        reasons = dict.fromkeys(reason for own in whys for reason in own)
         said.append(
-            f"Not comparable with {comparison.baseline} in speed or cost: {arms} "
-            f"({'; '.join(reasons)})."
+            f"Not comparable with {comparison.baseline} in speed or cost, because other processes "
+            f"used the machine: {', '.join(comparison.not_comparable)}."
         )
     said += comparison.about_rewards
     said += _of_one_seed(found)
@@ -133,7 +146,7 @@ def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFile
     if not any(every):
         return [f"Every held-out reward was 0, before and after training, on {prompts}."]
     said = f"Training changed the held-out reward by {written(found.value, '{:+.3f}')}"
-    interval = found.shown_interval("{:+.3f}", " to ")
+    interval = found.shown_interval("{:+.3f}")
     said += f" ({LEVEL:.0%} interval: {interval})" if interval else ""
     clear = "" if found.told_apart else "; the change may be due to chance"
     return [f"{said}, on {prompts}{clear}."]
@@ -145,30 +158,13 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     If the planned baseline has not run yet, the first sentence says so. If every comparison rests
     on one seed, the last sentence says so. The list is empty if there is nothing to say.
     """
-    speed, reward = (
-        next(own for own in found if own.key == key) for key in ("speed_up", "reward_difference")
-    )
+    speed, reward = (next(own for own in found if own.key == key) for key in ("speed_up", REWARD))
     base, awaited = comparison.baseline, comparison.awaited
     said = [] if awaited is None else [f"The baseline {awaited} has not finished a round yet."]
     if not (speed.contrasts or speed.not_comparable or reward.contrasts):
         return said
     said += [] if awaited is None else [f"Until it does, arms are compared with {base}."]
-    faster = [(own.value, arm) for arm, own in speed.contrasts.items() if _clear(own, more=True)]
-    if comparison.has_exact_lag:
-        said.append(EXACT_LAG)
-    elif faster:
-        value, arm = max(faster)
-        interval = speed.contrasts[arm].shown_interval(speed.form, " to ")
-        counted = ", disturbed rounds included" if speed.contrasts[arm].counted_disturbed else ""
-        times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
-        figures = f"{LEVEL:.0%} interval: {interval}{counted}"
-        said.append(f"The fastest arm is {arm}, with {times} ({figures}).")
-    elif speed.contrasts:
-        said.append(f"No arm is clearly faster than {base}.")
-    elif speed.not_comparable:
-        said.append(_all_disturbed(comparison))
-    else:
-        said.append(f"No arm's speed can be compared with the speed of {base}.")
+    said += _about_speed(speed, comparison)
     sides = (("higher", True), ("lower", False))
     clear = {
         side: [
@@ -194,6 +190,35 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     if seeds and max(seeds) == 1:
         said.append("All these results rest on one seed, so they hold for these runs only.")
     return said
+
+
+def _about_speed(speed: Quantity, comparison: Comparison) -> list[str]:
+    """Name the fastest arm, or say why there is none. An exact lag saves no time, so say that too.
+
+    If all lags are exact, only this is said.
+    """
+    if comparison.has_exact_lag:
+        return comparison.about_exact_lag
+    base = comparison.baseline
+    faster = [
+        (own.value, arm)
+        for arm, own in speed.contrasts.items()
+        if _clear(own, more=True) and arm not in comparison.exact_lags
+    ]
+    if faster:
+        value, arm = max(faster)
+        interval = speed.contrasts[arm].shown_interval(speed.form)
+        counted = ", disturbed rounds included" if speed.contrasts[arm].counted_disturbed else ""
+        times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
+        figures = f"{LEVEL:.0%} interval: {interval}{counted}"
+        said = f"The fastest arm is {arm}, with {times} ({figures})."
+    elif speed.contrasts:
+        said = f"No arm is clearly faster than {base}."
+    elif speed.not_comparable:
+        said = _all_disturbed(comparison)
+    else:
+        said = f"No arm's speed can be compared with the speed of {base}."
+    return [said, *comparison.about_exact_lag]
 
 
 def _all_disturbed(comparison: Comparison) -> str:
@@ -255,12 +280,19 @@ def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
     ]
 
 
-def _of_quantity(quantity: Quantity, comparison: Comparison) -> list[str]:
-    """Return the sentences about the arms that have a contrast in a quantity."""
+def _of_quantity(quantity: Quantity, comparison: Comparison, *, advice: bool) -> list[str]:
+    """Return the sentences about the arms that have a contrast in a quantity.
+
+    Args:
+        quantity: The quantity.
+        comparison: The comparison of the arms.
+        advice: Say how many more seeds would show a difference that is not clear.
+    """
 
     def listed(which: Callable[[Contrast], bool], advice: bool = False) -> list[str]:
         return [
-            f"{arm} ({_figures(quantity, own, comparison)}{_advice(own) if advice else ''})"
+            f"{arm} ({_figures(quantity, own, comparison)}"
+            f"{_advice(own, quantity.form) if advice else ''})"
             for arm, own in quantity.contrasts.items()
             if which(own)
         ]
@@ -274,11 +306,10 @@ def _of_quantity(quantity: Quantity, comparison: Comparison) -> list[str]:
         ),
         (
             f"No clear difference from {baseline} in {quantity.name}",
-            listed(lambda own: own.told_apart is False, advice=True),
+            listed(lambda own: own.told_apart is False, advice=advice),
         ),
         (
-            f"No interval for {quantity.name} (fewer than {LEAST_ROUNDS} rounds, only one prompt, "
-            "or the same difference in every prompt)",
+            f"No interval for {quantity.name}, because there {quantity.no_interval}",
             listed(lambda own: own.told_apart is None),
         ),
     ]
@@ -287,7 +318,7 @@ def _of_quantity(quantity: Quantity, comparison: Comparison) -> list[str]:
 
 def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
     value = written(own.value, quantity.form)
-    interval = own.shown_interval(quantity.form, " to ")
+    interval = own.shown_interval(quantity.form)
     between = f"{LEVEL:.0%}: {interval}" if interval else identical(own.identical)
     disturbed = own.counted_disturbed
     counted = f"including rounds that other processes disturbed ({disturbed})" if disturbed else ""
@@ -295,9 +326,12 @@ def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _advice(own: Contrast) -> str:
-    """Say how many more seeds would probably show a difference of this size."""
-    if own.spread is None or own.value == own.neutral:
+def _advice(own: Contrast, form: str) -> str:
+    """Say how many more seeds would probably show a difference of this size.
+
+    If the figures of the arm and the baseline look equal in this format, there is nothing to show.
+    """
+    if own.spread is None or written(own.value, form) == written(own.neutral, form):
         return ""
     needed = own.seeds_needed
     if needed is None:

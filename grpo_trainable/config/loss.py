@@ -52,6 +52,8 @@ TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 
 _CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
 _CLIPPED_ABOVE = ("cispo",)  # losses that read clip_high but not clip
+# Losses that clip no ratio, so their `loss/clip_fraction` is always 0.
+NEVER_CLIPS = ("no_baseline", "reinforce_with_baseline", "sapo", "kl_cov")
 _DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl")
 _WHITENED = ("gae", "vine", "group_to_go")
 _KL = positive("loss.kl_coef")

@@ -291,7 +291,7 @@ def stale_by(directory: Path, rounds: int) -> Menu:
 
 def test_the_audit_shows_what_an_arm_received(tmp_path):
     directory = experiments.write_experiment(tmp_path / "e")
-    params = experiments.config(STALE, 0, rounds=2)
+    params = experiments.config(STALE, 0, rounds=2, **{"loss.importance_cap": 2.0})
     given = {"count__requested": 20.0, "count__trained": 15.0, "count__dropped": 5.0}
     written = [
         experiments.row(
@@ -320,7 +320,7 @@ def test_the_audit_shows_what_an_arm_received(tmp_path):
     assert found.clipped == pytest.approx(0.15)
     assert (found.weights_bounded, found.without_gradient) == (0.01, 0.5)
     assert check_rows({STALE: found}) == [
-        (STALE, "passed", "1", "0.8 (0-1)", "50.0%", "30.5 / 31.5", "-")
+        (STALE, "passed", "1", "0.8 (0 to 1)", "50.0%", "30.5 / 31.5", "-")
     ]
     assert consequence_rows({STALE: found}) == [(STALE, "75.0%", "25.0%", "15.0%", "1.0%")]
     data = audit_data(found)

@@ -310,12 +310,26 @@ def test_text_is_that_of_round_0_and_of_the_latest_evaluation_alone(experiment):
 
 def test_rows_are_those_of_round_1_and_of_the_last_eighth(experiment):
     rows = [
-        row(n, response__reference_nll_nats={1: 0.9, 15: 2.0, 16: 1.0}.get(n, 9.0))
+        row(
+            n,
+            response__reference_nll_nats={1: 0.9, 15: 2.0, 16: 1.0}.get(n, 9.0),
+            response__reference_nll_nats_se={1: 0.3, 15: 0.64, 16: 0.48}.get(n, 9.0),
+        )
         for n in range(1, 17)
     ]
     write_trial(experiment, config(rounds=16), rows)
     nll = arm(experiment)["reference_nll_nats"]
     assert (nll.before, nll.after) == ([0.9], [1.5])
+    # The mean of two rounds has the standard error hypot(0.64, 0.48) / 2 = 0.4.
+    assert nll.errors == [pytest.approx(0.5)]  # hypot(0.3, 0.4)
+    assert not nll.moved  # 0.6 is above 0.3, but not above 0.3 + 2 x 0.5
+
+
+def test_a_change_measured_on_a_sample_must_exceed_its_threshold_by_two_standard_errors():
+    ends = {"quantity": NLL, "before": [0.9, 0.9], "after": [1.3, 1.3]}
+    assert len(Change(**ends, errors=[0.04, 0.04])._beyond(1)) == 2  # 0.4 > 0.3 + 0.08
+    several = Change(**ends, errors=[0.04, 0.06])  # 0.3 + 0.12
+    assert list(several.in_short()) == ["reference NLL +0.40 in 1 of 2 seeds"]
 
 
 def test_a_trial_without_a_later_evaluation_is_not_said_to_be_unchanged(experiment):
@@ -359,7 +373,8 @@ def test_seeds_are_judged_one_by_one(experiment, few_are_enough):
     assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75%) in 1 of 3 seeds"]
     # No row contains entropy or NLL.
     line = moved_in({"a": list(found.values()), "b": []})
-    assert line == "a (tokens per response -75%); not everything was measured in a"
+    moved = "tokens per response -75% in 1 of 3 seeds"
+    assert line == f"a ({moved}); not everything was measured in a"
 
 
 def test_two_rounds_of_eight_responses_raise_no_alarm_by_chance(experiment):

@@ -20,7 +20,7 @@ from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
 from reports.contrasts import Contrast, reward_difference, speed_up
 from reports.every_pair import every_pair
 from reports.experiment import read_experiment
-from reports.intervals import Estimate
+from reports.intervals import Estimate, Spread
 from reports.own_files import changed_code
 from reports.pace import pace_of
 from reports.parquet_reader import read_files, scores_text
@@ -33,9 +33,10 @@ from reports.summary import (
     OTHER_WEIGHTS,
     UNEQUAL,
     compare,
+    show,
     table,
 )
-from reports.verdicts import before_and_after, quantities, short_answer, verdicts
+from reports.verdicts import _advice, before_and_after, quantities, short_answer, verdicts
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
 ROUNDS = 16
@@ -254,11 +255,14 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     words = " ".join(table(compare(record.trials)).split())
     shared = "because other processes disturbed too many rounds"
     seeds = "sync, seed 0 (40% in 12 of 16 rounds)"
-    assert f"Trials excluded from speeds and speed-ups {shared}: {seeds}. The percentage" in words
+    excluded = "Trials excluded from speeds, speed-ups, wall-clock time and device-hours"
+    assert f"{excluded} {shared}: {seeds}. The percentage" in words
     assert f"disturbed if the share is above {DISTURBED_ABOVE:.0%}. At least half" in words
-    assert "device-hours count every round, including disturbed rounds. Totals marked" in words
+    assert "In a trial of fewer than 4 rounds" not in words
+    assert "include these disturbed rounds" not in words
     said = told(record)
-    assert f"Not comparable with {BASE} in speed or cost: {OTHER} ({reason})." in said
+    busy = "because other processes used the machine"
+    assert f"Not comparable with {BASE} in speed or cost, {busy}: {OTHER}." in said
     assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
 
 
@@ -382,8 +386,72 @@ def test_an_exact_lag_is_not_asked_for_its_speed(tmp_path):
     assert EXACT_LAG in notes
     assert ADVICE not in " ".join(notes)
 
-    experiments.write_trial(tmp_path / "e", experiments.config("async_k4", rounds=ROUNDS), own)
-    assert EXACT_LAG not in compare(read_experiment(tmp_path / "e").trials).footnotes()
+
+def test_beside_a_bounded_lag_the_arms_with_an_exact_lag_are_named(tmp_path):
+    rng = np.random.default_rng(0)
+    experiments.write_experiment(tmp_path / "e")
+    for arm, slower, mode in (
+        (BASE, 1.0, "bounded"),
+        ("async_k4", 0.7, "bounded"),
+        (THIRD, 0.5, "exact"),
+    ):
+        params = experiments.config(arm, rounds=ROUNDS, lag_mode=mode)
+        experiments.write_trial(tmp_path / "e", params, rows(rng, slower))
+    record = read_experiment(tmp_path / "e")
+    note = f"{EXACT_LAG} Arms with an exact lag: {THIRD}."
+
+    fastest, second, *_ = answered(record, {THIRD: difference(0.0, 0.1)})
+    assert fastest.startswith("The fastest arm is async_k4, with 1.")
+    assert second == note
+    assert note in compare(record.trials).footnotes()
+
+
+def test_the_least_number_of_undisturbed_rounds_is_that_of_the_trials(tmp_path):
+    experiments.write_experiment(tmp_path / "e")
+    params = experiments.config(rounds=3)
+    experiments.write_trial(tmp_path / "e", params, rows(np.random.default_rng(0), 1.6, [0.4])[:3])
+    words = " ".join(compare(read_experiment(tmp_path / "e").trials).footnote().split())
+    assert "In a trial of fewer than 4 rounds, all rounds must be undisturbed." in words
+    assert "At least half" not in words
+
+
+def test_an_interval_that_excludes_equality_does_not_seem_to_include_it():
+    def shown(neutral: float, low: float, high: float, form: str) -> str:
+        interval = Estimate((low + high) / 2, low, high)
+        own = Contrast(value=interval.value, neutral=neutral, seeds=[0, 1], interval=interval)
+        return own.shown_interval(form)
+
+    assert shown(0.0, -0.1014, -0.00004, "{:+.3f}") == "-0.10140 to -0.00004"
+    assert shown(0.0, -0.1014, 0.00004, "{:+.3f}") == "-0.101 to +0.000"
+    assert shown(1.0, 1.004, 1.2, "{:.2f}x") == "1.004x to 1.200x"
+
+
+@pytest.mark.parametrize(("ratio", "forecasts"), [(1.004, False), (1.006, True)])
+def test_a_ratio_that_looks_equal_has_no_forecast(ratio, forecasts):
+    spread = Spread(0.001)
+    own = Contrast(value=ratio, neutral=1.0, seeds=[0, 1, 2], spread=spread)
+    assert bool(_advice(own, "{:.2f}x")) == forecasts
+
+
+def test_beside_a_menu_rewards_have_no_second_number_of_seeds(tmp_path):
+    rng = np.random.default_rng(0)
+    record = write(tmp_path / "e", {arm: [rows(rng) for _ in range(3)] for arm in (BASE, OTHER)})
+    for trial in record.trials:
+        rewards = rng.uniform(0.2, 0.8, 8)
+        last = [experiments.evaluation(ROUNDS, n, "x", float(r)) for n, r in enumerate(rewards)]
+        experiments.write_part(trial.directory, "evaluations", ROUNDS, last)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    comparison = compare(record.trials)
+    found = quantities(record, comparison, files)
+
+    def forecasts(**options: bool) -> list[str]:
+        said = verdicts(found, comparison, **options)
+        return [
+            sentence for sentence in said if "of this size" in sentence and "reward" in sentence
+        ]
+
+    assert len(forecasts()) == 1
+    assert forecasts(has_menu=True) == []
 
 
 def test_plots_of_seconds_begin_with_the_arms_that_cannot_be_compared(tmp_path):
@@ -458,6 +526,11 @@ def test_a_disturbed_seed_of_several_is_left_out_of_the_pairs(tmp_path):
     assert comparison.not_comparable == {}
     assert comparison.speed[OTHER].value == pytest.approx(1.0, abs=0.1)
     assert comparison.comparable(OTHER)
+    # Totals leave the disturbed seed out too.
+    (cells,) = (row for row in comparison.rows() if row[0] == OTHER)
+    kept = [trial.last("time/wall_clock_s") for trial in record.arms[OTHER][1:]]
+    assert cells[3] == show(kept, "{:.1f}")
+    assert "?" not in " ".join(cells)
 
 
 def test_runs_without_a_common_seed_are_not_compared(tmp_path):

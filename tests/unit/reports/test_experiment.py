@@ -583,8 +583,8 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
         "with their 95% intervals.\n"
     )
     assert by_arm["colocated_k1"] == [
-        *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "1.00x"),
-        *("0.0040", "0.300 -> 0.600 (0.500-0.700)", "-", "-", "0", "1.0", "0.0"),
+        *("colocated_k1", "4", "256", "4.0 (2.0 to 8.0)", "32 (16 to 64)", "1.00x", "1.00x"),
+        *("0.0040", "0.300 -> 0.600 (0.500 to 0.700)", "-", "-", "0", "1.0", "0.0"),
     ]
     # 128 samples in 2 s are 64/s, against the baseline's 32/s with the same seed. So the arm has
     # twice the speed, on twice the cores.
@@ -741,7 +741,7 @@ def test_arms_with_one_limit_share_a_warning(experiment):
         write_trial(experiment, params, [row(1, response__truncated_fraction=share)])
     (warning,) = compare(read_experiment(experiment).trials).truncated()
     assert warning.startswith(
-        "colocated_k1, sync: rollout.max_new_tokens=40 cut off 98% (96%-100%) of the responses"
+        "colocated_k1, sync: rollout.max_new_tokens=40 cut off 98% (96% to 100%) of the responses"
     )
 
 
@@ -756,7 +756,7 @@ def test_the_speed_of_a_slow_model_is_not_zero(experiment):
         write_trial(experiment, config(seed=seed, rounds=3), rows[: 3 - seed])
     comparison = compare(read_experiment(experiment).trials)
 
-    assert cells(table(comparison))["colocated_k1"][4] == "0.098 (0.089-0.11)"
+    assert cells(table(comparison))["colocated_k1"][4] == "0.098 (0.089 to 0.11)"
 
 
 def test_one_arm_alone_has_no_speed_up_of_itself(experiment):

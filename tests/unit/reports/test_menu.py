@@ -343,4 +343,16 @@ def test_an_arm_without_a_speed_gets_no_dagger(directory):
     assert not any("†" in note or "dagger" in note for note in notes(menu(directory)))
     write_arm(directory, OTHER, 0.8, LOW)
     assert starred(directory) == [BASE, OTHER]
-    assert notes(menu(directory))[0].endswith("(Pareto set). Not compared: colocated_k2.")
+    left_out = "Left out, because not all three can be compared: colocated_k2."
+    assert notes(menu(directory))[0].endswith(f"(Pareto set). {left_out}")
+
+
+def test_an_exact_lag_gets_no_dagger_and_its_arms_are_named(directory):
+    write_arm(directory, BASE, 2.0, LOW)
+    write_arm(directory, THIRD, 1.0, HIGH)
+    write_arm(directory, "async_k4", 0.8, LOW)
+    for path in directory.glob(f"{THIRD}-*/params.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "lag_mode": "exact"}))
+    assert starred(directory) == [BASE, "async_k4"]
+    assert notes(menu(directory))[0].endswith(f"not all three can be compared: {THIRD}.")
+    assert paragraph(menu(directory))[-1] == f"{EXACT_LAG} Arms with an exact lag: {THIRD}."

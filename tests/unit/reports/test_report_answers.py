@@ -47,8 +47,8 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
     # The seeds of lag0 have 0.8 and 0.6, so the differences of lag1 are 0.7 - 0.8 and
     # 0.9 - 0.6.
     assert [row[:3] for row in found.rows()] == [
-        ("lag0", "0.700 (0.600-0.800)", "+0.000"),
-        ("lag1", "0.800 (0.700-0.900)", "+0.100 (-0.100 to +0.300)"),
+        ("lag0", "0.700 (0.600 to 0.800)", "+0.000"),
+        ("lag1", "0.800 (0.700 to 0.900)", "+0.100 (-0.100 to +0.300)"),
         ("lag4", "0.500", "-0.200 (-0.300 to -0.100)"),
     ]
 
@@ -61,7 +61,7 @@ def test_a_difference_is_the_mean_of_the_differences_as_in_the_menu(tmp_path):
     found = answered(directory)
     assert found is not None
     # The median would be 0.
-    assert found.rows()[1][1:3] == ("0.500 (0.500-0.800)", "+0.100 (+0.000 to +0.300)")
+    assert found.rows()[1][1:3] == ("0.500 (0.500 to 0.800)", "+0.100 (+0.000 to +0.300)")
 
 
 def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
@@ -118,9 +118,9 @@ def test_without_an_evaluation_before_the_last_there_is_no_column_for_it(tmp_pat
 
 def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
-    for arm in ("lag0", "lag1"):
+    for arm, error in (("lag0", 0.4), ("lag1", 0.8)):
         rows = [
-            experiments.row(n, kl__behaviour_nats=-1.0, kl__behaviour_nats_se=0.4)
+            experiments.row(n, kl__behaviour_nats=-1.0, kl__behaviour_nats_se=error)
             for n in range(1, 5)
         ]
         (trial,) = SPACES["lag"].trials({"arm": arm, "rounds": 4}, [0])
@@ -128,8 +128,36 @@ def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path):
     found = answered(directory)
     assert found is not None
     # The standard error of a median is sqrt(pi / 2) times that of a mean, 0.4 / sqrt(4).
-    assert found.measured[-1].endswith("trial's figure is about 0.25 for KL from sampler.")
-    assert "nats per response" in found.measured[-1]
+    assert found.measured[-1].endswith("over all trials: KL from sampler 0.25 to 0.5.")
+    assert "KL from sampler: in nats per response." in found.measured
+
+
+def test_a_share_that_the_objective_rules_out_is_not_0(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="objectives_by_lag")
+    shares = {"loss__clip_fraction": 0.0, "loss__weights_bounded_fraction": 0.0}
+    for arm in ("grpo_lag0", "sapo_lag0", "icepop_lag0"):
+        write_arm(directory, "objectives_by_lag", arm, 0, two_rounds(0.5, **shares))
+    found = answered(directory)
+    assert found is not None
+    places = [found.header.index(title) for title in ("clipped", "weights bounded")]
+    cells = {row[0]: [row[place] for place in places] for row in found.rows()}
+    assert cells == {
+        "grpo_lag0": ["0.0%", "-"],
+        "sapo_lag0": ["-", "-"],
+        "icepop_lag0": ["0.0%", "0.0%"],
+    }
+
+
+def test_a_column_without_a_figure_is_left_out_of_the_table_but_not_of_the_data(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="objectives_by_lag")
+    for arm in ("grpo_lag0", "grpo_lag4"):
+        write_arm(directory, "objectives_by_lag", arm, 0, two_rounds(0.5))
+    found = answered(directory)
+    assert found is not None
+    # An exact lag is not a bound.
+    assert found.arms["grpo_lag4"]["lag_of_bound"] == [None]
+    assert "share of the bound" not in found.header
+    assert not any("share of the bound" in text for text in found.measured)
 
 
 def test_shares_of_stages_leave_the_evaluation_out_as_the_console_does(tmp_path):
@@ -140,7 +168,8 @@ def test_shares_of_stages_leave_the_evaluation_out_as_the_console_does(tmp_path)
     found = answered(directory)
     assert found is not None
     cells = dict(zip(found.header, found.rows()[0], strict=True))
-    assert (cells["rollout"], cells["optimize"], cells["sync"]) == ("75%", "25%", "-")
+    assert (cells["rollout"], cells["optimize"]) == ("75%", "25%")
+    assert "sync" not in cells  # no round recorded it
     assert "a round's work, excluding evaluation" in found.measured[-1]
 
 
