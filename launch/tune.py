@@ -621,11 +621,13 @@ def use_of_model(place: AnyPath, experiment: ExperimentRecord) -> list[str]:
         place: Directory of the experiment, which may be in an object store.
         experiment: The experiment.
     """
+    from reports.page import evaluation_of
+
     trained = experiment.with_policy
     if trained is None:
         return []
     path = "/".join([str(place), *trained.path])
-    evaluate = shlex.join([*command_line.command("evaluate"), "--checkpoint", path])
+    evaluate = shlex.join(evaluation_of(trained, path))
     export = shlex.join([*command_line.command("export"), path, "my_model"])
     return [f"evaluate a trained model: {evaluate}", f"export it: {export}"]
 

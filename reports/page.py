@@ -17,6 +17,7 @@ from urllib.parse import quote
 from grpo_trainable.command_line import command
 from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.text import plural
+from grpo_trainable.tools.evaluation.settings import must_name
 from reports import audit, changes, menu_text
 from reports.answers import Answer
 from reports.audit import Audit
@@ -534,6 +535,13 @@ def _extensions_section(experiment: ExperimentRecord) -> str:
     )
 
 
+def evaluation_of(trial: TrialRecord, path: str) -> list[str]:
+    """Return the words of the command that evaluates the model of a trial, stored at `path`."""
+    named = must_name(trial.config.to_dict()).values()
+    sets = [word for assignment in named for word in ("--set", assignment)]
+    return [*command("evaluate"), "--checkpoint", path, *sets]
+
+
 def _files_section(experiment: ExperimentRecord) -> str:
     directory = experiment.directory
     commands = [
@@ -544,7 +552,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
     if trained is not None:
         path = str(trained.directory)
         commands += [
-            ("Evaluate a trained model", [*command("evaluate"), "--checkpoint", path]),
+            ("Evaluate a trained model", evaluation_of(trained, path)),
             ("Export it for transformers and vLLM", [*command("export"), path, "my_model"]),
         ]
     space = experiment.description.get("space_source") or experiment.description.get("space")

@@ -15,6 +15,7 @@ from grpo_trainable.tasks.messages import is_text, mistake_in_prompt
 from grpo_trainable.tasks.order import Rows, SplitTask, permutation
 from grpo_trainable.tasks.prompt_files import (
     hash_fraction,
+    note_on_shared,
     read_examples,
     sources_in_files,
     split_files,
@@ -215,6 +216,17 @@ class KeywordTask(SplitTask[Rows | _Words]):
             )
         words = "the shipped nouns" if settings.keywords_file is None else "task.keywords_file"
         self.sources = sources_in_files(train_file, eval_file, f"from {words}")
+        self._files = train_file, eval_file
+
+    def notes(self) -> list[str]:
+        """Return one line if some prompts of the files are both trained on and held out."""
+        train_file, eval_file = self._files
+        if train_file is None or eval_file is None:
+            return []
+        assert isinstance(self._train, Rows)
+        assert isinstance(self._heldout, Rows)
+        note = note_on_shared(self._train, self._heldout, train_file, eval_file)
+        return [] if note is None else [note]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """Reward 1 if the response contains every keyword of `ground_truth`, else 0.

@@ -148,13 +148,13 @@ def sources_in_files(
 def note_on_shared(
     train: Rows, heldout: Rows, train_file: str, eval_file: str | None
 ) -> str | None:
-    """Return a note if problems in the files are both trained on and held out, else None."""
-    trained = {as_text(problem.prompt) for problem in train.rows}
-    both = sum(as_text(problem.prompt) in trained for problem in heldout.rows)
+    """Return a note if prompts in the files are both trained on and held out, else None."""
+    trained = {as_text(example.prompt) for example in train.rows}
+    both = sum(as_text(example.prompt) in trained for example in heldout.rows)
     if not both:
         return None
     return (
-        f"note: {both:,} of the {heldout.size:,} held-out problems of task.eval_file={eval_file} "
+        f"note: {both:,} of the {heldout.size:,} held-out prompts of task.eval_file={eval_file} "
         f"are also trained on, because they are in task.train_file={train_file}"
     )
 

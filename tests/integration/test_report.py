@@ -252,6 +252,13 @@ def test_settings_machine_and_commands_stand_on_the_page(full):
     ]
 
 
+def test_the_offered_evaluation_names_the_users_own_reward(experiment):
+    params = config(**{"rounds": 1, "eval.every": 1, "task.reward": "/mine.py:score"})
+    write_trial(experiment, params, [row(1)])
+    evaluate, _ = use_of_model(experiment, read_experiment(experiment))
+    assert evaluate.endswith(" --set task.reward=/mine.py:score")
+
+
 def test_no_model_is_offered_before_a_trial_is_complete(experiment):
     write_trial(experiment, config("sync", 0), [row(1)])
     assert use_of_model(experiment, read_experiment(experiment)) == []

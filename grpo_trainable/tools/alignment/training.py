@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import signal
@@ -105,9 +106,15 @@ def _drops_template(run: Run) -> bool:
 
 
 def notes_on_data(run: Run, trainer: Any) -> list[str]:
-    """Return notes about unused columns, the chat template, and rows that are too long."""
+    """Return notes about unused columns, shared rows, the chat template, and too long rows."""
     unused = dict.fromkeys([*run.train.unused, *run.held_out.unused])
     notes = [f"columns that are not used: {', '.join(unused)}"] if unused else []
+    trained = {json.dumps(row) for row in run.train.rows}
+    if both := sum(json.dumps(row) in trained for row in run.held_out.rows):
+        notes.append(
+            f"{both} of {len(run.held_out.rows)} held-out rows are also trained on, so the held-out "
+            "figures are too good"
+        )
     if _drops_template(run):
         notes.append(
             "the rows are texts, so the model is trained and written without its chat template; to "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_trainable.config import (
     CHECKS,
@@ -25,7 +26,9 @@ from grpo_trainable.config.reward_kinds import must_be_named
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_settings
 from grpo_trainable.tasks.input_files import input_digests
-from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
+
+if TYPE_CHECKING:
+    from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 
 # The keys that an evaluation reads. A name with a final dot is a whole section, except for keys
 # that only training reads (`OF_TRAINING`). An evaluation of a trial's checkpoint also uses the
@@ -120,6 +123,40 @@ def _trial_settings(trained: TrainedPolicy | None, task: str | None) -> dict[str
     return settings
 
 
+def must_name(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a trial that an evaluation uses only if the user names them.
+
+    These are code and judges, because checkpoints may be untrusted. Code in the settings that a
+    user's task declares is missing, because finding it would run the task's file.
+
+    Returns:
+        Key -> the assignment `KEY=VALUE` that names it.
+    """
+    found = _unnamed(settings, CHECKS)
+    flat = flatten(settings)
+    if _code_in_mix(flat.get("task.mix")):
+        found["task.mix"] = flat["task.mix"]
+    if flat.get("env.allow_unsafe"):
+        found["env.allow_unsafe"] = True
+    return {key: _assignment(key, value) for key, value in found.items()}
+
+
+def _assignment(key: str, value: Any) -> str:
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _unnamed(settings: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Return the values that name code or a judge, by key."""
+    flat = flatten(settings)
+    found = {}
+    for key, check in checks.items():
+        value = flat.get(key)
+        is_object = check.refers_to == "object" and isinstance(value, str) and is_reference(value)
+        if is_read(key) and (is_object or (check.refers_to == "rewards" and must_be_named(value))):
+            found[key] = value
+    return found
+
+
 def _refuse_unnamed_code(
     base: Mapping[str, Any], checks: Mapping[str, Check], named: Collection[str]
 ) -> None:
@@ -130,30 +167,29 @@ def _refuse_unnamed_code(
             "env.allow_unsafe=true: a checkpoint's setting is not enough; to run the policy's code "
             "without a sandbox, allow it yourself: --set env.allow_unsafe=true"
         )
-    for key, check in checks.items():
-        value = flat.get(key)
-        if check.refers_to == "tasks" and key not in named:
-            _refuse_unnamed_tasks(key, value)
-        if not is_read(key) or key in named:
-            continue
-        is_object = check.refers_to == "object" and isinstance(value, str) and is_reference(value)
-        if is_object or (check.refers_to == "rewards" and must_be_named(value)):
+    mix = flat.get("task.mix")
+    if "task.mix" not in named and (code := _code_in_mix(mix)):
+        label, first = code[0]
+        raise ConfigError(
+            f"task.mix, {label}: code or a judge that a checkpoint names is used only if you name "
+            f"it too: {first}; give the whole mix with --set task.mix=…"
+        )
+    for key, value in _unnamed(base, checks).items():
+        if key not in named:
             raise ConfigError(
                 f"{key}={shown(value)}: code or a judge that a checkpoint names is used only if "
-                f"you name it too: --set {shlex.quote(f'{key}={value}')}"
+                f"you name it too: --set {shlex.quote(_assignment(key, value))}"
             )
 
 
-def _refuse_unnamed_tasks(key: str, mix: Any) -> None:
+def _code_in_mix(mix: Any) -> list[tuple[str, str]]:
+    """Return the code and the judges in a mix of tasks, each with the label of its task."""
+    found = []
     for label, entry in mix_of(mix).items():
         others = (value for name, value in entry.items() if name != "reward")
         code = [v for v in others if isinstance(v, str) and is_reference(v)]
-        code += must_be_named(entry.get("reward"))
-        if code:
-            raise ConfigError(
-                f"{key}, {label}: code or a judge that a checkpoint names is used only if "
-                f"you name it too: {code[0]}; give the whole mix with --set {key}=…"
-            )
+        found += [(label, one) for one in [*code, *must_be_named(entry.get("reward"))]]
+    return found
 
 
 def _given(

@@ -207,7 +207,7 @@ def test_problems_of_both_files_are_counted_and_shared_ones_noted(
     task = code_task(mbpp, mbpp)
     assert (task.train_size, task.eval_size) == (2, 2)
     (note,) = task.notes()
-    assert note.startswith("note: 2 of the 2 held-out problems of task.eval_file=")
+    assert note.startswith("note: 2 of the 2 held-out prompts of task.eval_file=")
     assert code_task(mbpp, problems({**MBPP, "text": "Other."}, name="other")).notes() == []
 
 

@@ -271,6 +271,14 @@ def test_rows_give_keywords_or_else_the_answer_as_ground_truth(tmp_path):
     assert task.reward("a p p l e", example.ground_truth).reward == 0.0
 
 
+def test_a_note_counts_the_held_out_prompts_that_are_also_trained_on(tmp_path, words_file):
+    train = write_jsonl(tmp_path / "t.jsonl", [{"prompt": p, "answer": "x"} for p in "abcd"])
+    held_out = write_jsonl(tmp_path / "e.jsonl", [{"prompt": p, "answer": "x"} for p in "bcx"])
+    (note,) = keyword_task(seed=0, train_file=train, eval_file=held_out).notes()
+    assert note.startswith(f"note: 2 of the 3 held-out prompts of task.eval_file={held_out} are")
+    assert keyword_task(seed=0, keywords_file=words_file, eval_file=held_out).notes() == []
+
+
 def test_the_answers_for_a_reward_of_ones_own_are_any_json_value_or_missing(tmp_path):
     rows = [
         {"prompt": "A\n", "answer": {"a": [1, None]}, "task": "math"},

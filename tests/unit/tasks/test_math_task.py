@@ -433,7 +433,7 @@ def test_problems_that_are_trained_on_and_held_out_are_counted(tmp_path):
     held_out = gsm8k(tmp_path / "eval.jsonl", ["2"] * 4, start=7)
     settings = TaskSettings(name="math", train_file=train, eval_file=held_out, equality="exact")
     assert MathTask(settings, 0).notes() == [
-        f"note: 3 of the 4 held-out problems of task.eval_file={held_out} are also trained on, "
+        f"note: 3 of the 4 held-out prompts of task.eval_file={held_out} are also trained on, "
         f"because they are in task.train_file={train}"
     ]
     apart = replace(settings, eval_file=gsm8k(tmp_path / "apart.jsonl", ["2"], start=50))

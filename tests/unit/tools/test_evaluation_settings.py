@@ -12,7 +12,7 @@ from fake_hub import FakeHub
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig
 from grpo_trainable.tasks.input_files import InputChanged, input_digests
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
-from grpo_trainable.tools.evaluation.settings import READ, evaluation_config, is_read
+from grpo_trainable.tools.evaluation.settings import READ, evaluation_config, is_read, must_name
 
 
 def trained(inputs: dict[str, str] | None = None, **sections: Any) -> TrainedPolicy:
@@ -211,6 +211,22 @@ def test_a_function_in_a_list_of_rewards_must_be_named_too():
         mix = {"keyword": 1, "hard": {"name": "keyword", "weight": 1, "reward": reward}}
         line = refused(of=trained(inputs={}, task={"name": "mix", "mix": mix}))
         assert line.startswith("task.mix, hard: code or a judge that a checkpoint names")
+
+
+def test_the_code_that_must_be_named_is_named_for_the_user(tmp_path):
+    (tmp_path / "mine.py").write_text("def score(response, truth): return 1.0\n")
+    mine = f"{tmp_path}/mine.py:score"
+    mix = json.dumps({"one": {"name": "keyword", "weight": 1, "reward": mine}})
+    for sections in (
+        {"task": {"reward": mine}},
+        {"task": {"name": "mix", "mix": mix}},
+        {"env": {"name": "python", "allow_unsafe": True}},
+    ):
+        trial = trained(**sections)
+        refused(of=trial)
+        named = must_name(trial.config.to_dict())
+        assert must_name(settled(*named.values(), of=trial).to_dict()).keys() == named.keys()
+    assert must_name(GRPOConfig().to_dict()) == {}
 
 
 def test_a_reward_model_may_be_exchanged_but_not_changed(tmp_path):
