@@ -116,6 +116,7 @@ def answer(
         and all(value is None for arm in arms for value in values[arm][column.name])
     }
     explained = [column for column in asked if column.name not in left_out]
+    has_speed = any(column.is_speed for column in explained)
     return Answer(
         arms=values,
         columns=(REWARD, difference, EARLY_REWARD, *asked),
@@ -128,8 +129,8 @@ def answer(
         "difference is computed between trials with the same seed, and its cell shows the mean "
         f"instead of the median. {_how_early(every) if has_early else ''}"
         f"{'The list below explains the other columns.' if explained else ''}"
-        f"{_marked(not_comparable)}"
-        f"{_marked_as_counted(comparison)}",
+        f"{_marked(not_comparable) if has_speed else ''}"
+        f"{_marked_as_counted(comparison) if has_speed else ''}{_unknown(values, explained)}",
         measured=[
             *_how_measured(explained),
             *_units(explained),
@@ -181,8 +182,8 @@ def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> li
     if not found:
         return []
     return [
-        "Each round measures some figures on a sample of its responses, so small differences can "
-        "be noise. Standard error of a trial's figure, lowest to highest over all trials: "
+        "Trials measure some figures on a sample of each round's responses, so small differences "
+        "can be noise. Standard error of such a figure, lowest to highest over these trials: "
         f"{', '.join(found)}."
     ]
 
@@ -207,6 +208,18 @@ def _with_metric(column: Column) -> str:
         return column.title
     reversed_ = " with its sign reversed" if column.factor < 0 else ""
     return f"{column.title} ({column.metric}{reversed_})"
+
+
+def _unknown(
+    values: Mapping[str, Mapping[str, Sequence[float | None]]], columns: Sequence[Column]
+) -> str:
+    """Explain the sign for a missing figure, or return "" if no cell shows it."""
+    unknown = any(
+        not column.is_speed and all(value is None for value in own[column.name])
+        for own in values.values()
+        for column in columns
+    )
+    return " -: not known, or ruled out by the arm's settings." if unknown else ""
 
 
 def _marked(not_comparable: Collection[str]) -> str:

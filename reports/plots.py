@@ -27,6 +27,7 @@ from reports.records import CLIPPED, ExperimentRecord, TrialRecord
 from reports.series import (
     Arms,
     Series,
+    curve,
     frontier,
     held_out_parts,
     lag_shares,
@@ -35,6 +36,7 @@ from reports.series import (
 )
 from reports.summary import DEVICE, MARK, Comparison
 
+LEAST_JOINED = 3  # least number of points that a line of reward against KL joins
 STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
 BANDS = (
     "A line is the median over the trials of an arm. A band reaches from the lowest to the highest "
@@ -440,6 +442,8 @@ def _drift(arms: Arms) -> list[Plot]:
                 missing=no_kl,
             )
         )
+    unjoined = " An arm with only two points has no line, because the path between them is unknown."
+    has_unjoined = any(len(curve(trials, frontier)) < LEAST_JOINED for trials in arms.values())
     plots.append(
         lines(
             arms,
@@ -447,16 +451,15 @@ def _drift(arms: Arms) -> list[Plot]:
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Each point is an "
             "evaluation. Compare arms at equal KL or at equal reward: more held-out reward at "
-            "equal KL is better, and so is less KL at equal reward. An arm with only two points "
-            "has no line, because the path between them is unknown. The KL is never negative. Its "
-            "estimate can be, because an older policy sampled the responses: read a point slightly "
-            "below 0 as a KL near 0. A point far below 0 means that the policy has moved far from "
-            "the weights that sampled."
+            f"equal KL is better, and so is less KL at equal reward.{unjoined * has_unjoined} The "
+            "KL is never negative. Its estimate can be, because an older policy sampled the "
+            "responses: read a point slightly below 0 as a KL near 0. A point far below 0 means "
+            "that the policy has moved far from the weights that sampled."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
             series=frontier,
-            joined=3,
+            joined=LEAST_JOINED,
             missing=no_kl,
         )
     )
@@ -516,20 +519,21 @@ def _clip(arms: Arms) -> bool:
 
 def _sampled(arms: Arms, *, band: bool = True) -> str:
     """Return a remark for plots of metrics that are measured on a sample of the responses."""
-    measured = {
-        schedule.monitored_responses(trial.config)
+    sampled = [
+        trials
         for trials in arms.values()
-        for trial in trials
-        if any(trial.column(f"kl/reference_nats{SE}"))
-    }
-    if not measured:
+        if any(any(trial.column(f"kl/reference_nats{SE}")) for trial in trials)
+    ]
+    if not sampled:
         return ""
+    measured = {schedule.monitored_responses(trials[0].config) for trials in sampled}
     numbers = " or ".join(sorted(map(str, measured)))
+    some = "on all responses in some arms, and in the others " * (len(sampled) < len(arms))
     several = any(len(trials) > 1 for trials in arms.values())
     covers = "is wider by" if several else "covers"
     errors = f"{STANDARD_ERRORS:g} standard errors on either side"
     shown = f" The band {covers} {errors}." if band else ""
-    return f" Measured on {numbers} responses of each round, drawn at random.{shown}"
+    return f" Measured {some}on {numbers} responses of each round, drawn at random.{shown}"
 
 
 def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:

@@ -183,7 +183,7 @@ def test_the_legend_of_stages_has_those_that_occur(full, name):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("kl_reference", ["k1 estimate", "k3 estimate"]), ("lag", ["largest", "mean"])],
+    [("kl_reference", ["KL estimator k1", "KL estimator k3"]), ("lag", ["largest", "mean"])],
 )
 def test_a_plot_says_what_its_dotted_lines_are(full, name, words):
     assert drawn(full, name) == words
@@ -378,7 +378,7 @@ def test_a_jump_of_k3_does_not_squeeze_the_lines_of_k1(experiment):
 
     (axes,) = figure_of(plot).axes
     assert axes.get_ylim()[1] < 10
-    assert "so the k3 estimate can leave the plot" in plot.look
+    assert "so dotted lines can leave the plot" in plot.look
 
 
 def test_wide_tick_labels_push_no_label_out_of_the_plot(experiment):

@@ -24,7 +24,7 @@ from reports.intervals import Estimate, Spread
 from reports.own_files import changed_code
 from reports.pace import pace_of
 from reports.parquet_reader import read_files, scores_text
-from reports.plots import _held_out_of, sections
+from reports.plots import _held_out_of, _sampled, sections
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import (
     ADVICE,
@@ -499,6 +499,7 @@ def test_two_evaluations_of_an_arm_are_points_without_a_line(tmp_path):
         shown = sections(record, compare(record.trials), files)
         assert shown[0].note == BANDS
         (plot,) = (own for section in shown for own in section.plots if own.name == "frontier")
+        assert ("An arm with only two points" in plot.look) == (name == "two")
         figure = Figure()
         plot.draw(figure, LIGHT)
         (axes,) = figure.axes
@@ -509,6 +510,23 @@ def test_two_evaluations_of_an_arm_are_points_without_a_line(tmp_path):
     style, drawn = plotted("three", (0, 2, 3))
     assert style == "-"
     assert drawn != ["LineCollection"]
+
+
+def test_a_plot_says_which_arms_measure_the_kl_on_a_sample(tmp_path):
+    def said(errors: Mapping[str, float]) -> str:
+        runs = {
+            arm: [[experiments.row(1, kl__reference_nats=1.0, kl__reference_nats_se=error)]]
+            for arm, error in errors.items()
+        }
+        record = write(tmp_path / "-".join(map(str, errors.values())), runs)
+        return _sampled(record.arms, band=False)
+
+    sample = "on 16 responses of each round, drawn at random."
+    assert said({BASE: 0.1, OTHER: 0.1}) == f" Measured {sample}"
+    assert said({BASE: 0.1, OTHER: 0.0}) == (
+        f" Measured on all responses in some arms, and in the others {sample}"
+    )
+    assert said({BASE: 0.0, OTHER: 0.0}) == ""
 
 
 @pytest.mark.slow

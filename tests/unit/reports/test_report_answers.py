@@ -128,7 +128,7 @@ def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path):
     found = answered(directory)
     assert found is not None
     # The standard error of a median is sqrt(pi / 2) times that of a mean, 0.4 / sqrt(4).
-    assert found.measured[-1].endswith("over all trials: KL from sampler 0.25 to 0.5.")
+    assert found.measured[-1].endswith("over these trials: KL from sampler 0.25 to 0.5.")
     assert "KL from sampler: in nats per response." in found.measured
 
 
@@ -146,6 +146,7 @@ def test_a_share_that_the_objective_rules_out_is_not_0(tmp_path):
         "sapo_lag0": ["-", "-"],
         "icepop_lag0": ["0.0%", "0.0%"],
     }
+    assert found.note.endswith(" -: not known, or ruled out by the arm's settings.")
 
 
 def test_a_column_without_a_figure_is_left_out_of_the_table_but_not_of_the_data(tmp_path):
