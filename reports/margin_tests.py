@@ -96,8 +96,8 @@ class Judgement:
     seeds: int
     # Probability that this comparison finds “no worse” for an arm that equals the baseline.
     power: float | None
-    # Number of seeds at which a decision is likely, or was made. None if it is above the maximum
-    # of the design or above `MOST_SEEDS`.
+    # Number of seeds at which a decision is likely, or was made. None after one seed, and if the
+    # number is above the maximum of the design or above `MOST_SEEDS`.
     seeds_needed: int | None
     seeds_missing: int | None  # seeds still to run until a decision is likely; 0 after a decision
 
@@ -138,9 +138,12 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
         needed, missing = own.seeds, 0
         if verdict == UNDECIDED:
             likely = no_worse if shifted[arm].mean > 0 else worse
-            needed = _seeds_needed(own, shifted[arm], likely[arm].alpha, design)
-            if arm in copies and own.seeds > 1:  # decided at the first test
+            if own.seeds == 1:  # one seed does not show how much seeds differ
+                needed = None
+            elif arm in copies:  # decided at the first test
                 needed = FIRST_LOOK
+            else:
+                needed = _seeds_needed(own, shifted[arm], likely[arm].alpha, design)
             missing = _missing(needed, own.seeds, design)
         found[arm] = Judgement(
             verdict=verdict,
@@ -294,8 +297,9 @@ def _power_reached(own: Pairs, shifted: _Sample, nominal: float) -> float | None
 def _seeds_needed(own: Pairs, shifted: _Sample, alpha: float, design: Design) -> int | None:
     """Return the number of seeds at which a test decides with probability `POWER`.
 
-    The observed difference and its scatter are taken to be the true ones. If nothing is known about
-    the scatter, the arms are assumed to be equal, with a standard deviation as large as the margin.
+    The observed difference and its scatter are taken to be the true ones. If all differences are
+    equal and the noise of the evaluation is unknown, the standard deviation is taken to be as large
+    as the distance from the tested value.
     """
     scatter = _scatter(own, shifted)
     distance = abs(shifted.mean) / scatter if scatter else 1.0

@@ -71,15 +71,14 @@ def menu_or_reason(
         refuse_stopped(experiment)
     except MenuError as error:
         return None, f"No verdicts: {error}."
+    which = "which arms lose less than 0.03 in held-out reward"
     seeds = max(len(trials) for trials in experiment.arms.values())
+    if seeds < 2:
+        return None, f"To see {which}, run at least {FIRST_LOOK} seeds of each arm."
     parts = [*command_line.command("verdict"), str(place), "--margin", "0.03"]
     if needs_max_seeds(experiment):
         parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]
-    command = shlex.join(parts)
-    which = "which arms lose less than 0.03 in held-out reward"
-    if seeds < 2:
-        which = f"how many seeds it takes to decide {which}"
-    return None, f"To see {which}: {command}"
+    return None, f"To see {which}: {shlex.join(parts)}"
 
 
 def paragraph(menu: Menu) -> list[str]:
@@ -144,8 +143,9 @@ def notes(menu: Menu) -> list[str]:
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
-            "One seed gives no verdict. “To decide” assumes that the arms are equal, and that "
-            "their differences scatter from seed to seed by as much as the margin."
+            "One seed gives no verdict, and does not show how many seeds a verdict needs. Run at "
+            f"least {FIRST_LOOK} seeds: launch/tune.py --extend --num-samples {FIRST_LOOK}, with "
+            "the --name and --storage of this experiment."
         )
     told += _said_of_more_seeds(menu) + _said_of_disturbed_rounds(menu)
     told += [
@@ -167,7 +167,7 @@ def notes(menu: Menu) -> list[str]:
 
 def _said_of_undecided(menu: Menu) -> str:
     """Explain the columns that only undecided arms have; empty if there is no such arm."""
-    if not any(map(_is_undecided, menu.others)):
+    if not any(_is_undecided(row) and not _is_single(row) for row in menu.others):
         return ""
     return (
         " Power: the chance that an arm equal to the baseline gets the verdict “no worse”. To "
@@ -200,8 +200,8 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     if needed:
         number = f"--num-samples {max(needed)}"
         said.append(
-            f"To run these seeds: launch/tune.py --extend {number}, with the --name of this "
-            "experiment."
+            f"To run these seeds: launch/tune.py --extend {number}, with the --name and "
+            "--storage of this experiment."
             if menu.design.may_grow
             else f"To run the new experiment, repeat this experiment's command with {number}, "
             "another --name, and a --seed above all seeds used so far."
@@ -308,7 +308,7 @@ def _prices(menu: Menu) -> list[str]:
     undecided = [
         (row.arm, row.judgement.seeds_missing)
         for row in menu.others
-        if row.verdict == UNDECIDED and row.judgement is not None
+        if row.verdict == UNDECIDED and row.judgement is not None and not _is_single(row)
     ]
     near = [arm for arm, seeds in undecided if seeds is not None]
     far = [arm for arm, seeds in undecided if seeds is None]
@@ -321,8 +321,8 @@ def _prices(menu: Menu) -> list[str]:
         said.append(f"Deciding {named} would probably take {takes}.")
     if far:
         said.append(f"{_joined(far)} would probably need more than {_most(menu)} seeds.")
-    if said and any(_is_single(row) and row.verdict == UNDECIDED for row in menu.others):
-        said.append("This is only a guess, because one seed does not show how seeds differ.")
+    if any(map(_is_single, menu.others)):
+        said.append("One seed gives no verdict.")
     return said
 
 
@@ -410,7 +410,7 @@ def _bounds(own: Judgement) -> str:
 
 
 def _to_decide(menu: Menu, row: MenuRow, own: Judgement) -> str:
-    if own.seeds_missing == 0:
+    if own.seeds_missing == 0 or _is_single(row):
         return "-"
     if own.seeds_missing is None:
         return f"more than {_most(menu)} seeds"

@@ -61,6 +61,11 @@ OTHER_WEIGHTS = (
     "The arms have different task.reward_weights, so their rewards measure different things. "
     "Compare the parts of the reward instead."
 )
+UNSCORED = (
+    "Some held-out rewards leave out prompts that could not be scored, so they cannot be compared "
+    "with rewards over other prompts. Differences with an interval count only prompts that both "
+    "sides scored. Most prompts left out of an evaluation"
+)
 DIFFERENT = "The trials trained on different numbers of samples"
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
@@ -96,6 +101,7 @@ class TrialSummary:
     rewards: Mapping[int, float]
     # Number of held-out prompts, before training and in the latest evaluation after round 0.
     eval_prompts: tuple[int, int]
+    unscored: int  # most prompts that an evaluation left out because they could not be scored
     may_repeat_prompts: bool  # True if the task may have fewer held-out prompts
     exact_lag: bool | None  # True if the lag is exact and so saves no time; None at lag 0
     truncated: float | None  # share of the last rounds' responses that the token limit cut off
@@ -150,6 +156,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
             schedule.held_out_prompts(trial.config, final=False),
             schedule.held_out_prompts(trial.config, final=trial.complete),
         ),
+        unscored=int(max(trial.column("eval/unscored"), default=0)),
         may_repeat_prompts=trial.config.task.name not in ENDLESS
         or trial.config.task.train_file is not None
         or trial.config.task.eval_file is not None,
@@ -206,7 +213,10 @@ class Comparison:
         """Return a sentence for each reason not to compare the rewards of the arms."""
         weights = [trial.part_weights for trials in self.arms.values() for trial in trials]
         notes = [] if self.equal_samples else [UNEQUAL]
-        return notes + ([OTHER_WEIGHTS] if any(own != weights[0] for own in weights) else [])
+        notes += [OTHER_WEIGHTS] if any(own != weights[0] for own in weights) else []
+        most = {arm: max(trial.unscored for trial in own) for arm, own in self.arms.items()}
+        unscored = ", ".join(f"{arm} {number}" for arm, number in most.items() if number)
+        return notes + ([f"{UNSCORED}: {unscored}."] if unscored else [])
 
     @property
     def has_ratios(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from grpo_trainable.telemetry.machine_load import LEAST_ROUNDS
 from grpo_trainable.text import plural, written
-from reports.contrasts import Contrast, reward_difference
+from reports.contrasts import Contrast, paired_prompts, reward_difference
 from reports.intervals import LEVEL, MOST_SEEDS, identical
 from reports.own_files import replaced
 from reports.parquet_reader import TrialFiles
@@ -141,7 +141,8 @@ def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFile
     found = reward_difference(after, before)
     if found is None:
         return []
-    prompts = plural(min(map(len, before.values())), "prompt")
+    _, differences = paired_prompts(after, before)
+    prompts = plural(differences.shape[1], "prompt")
     every = (reward for when in (after, before) for own in when.values() for reward in own.values())
     if not any(every):
         return [f"Every held-out reward was 0, before and after training, on {prompts}."]

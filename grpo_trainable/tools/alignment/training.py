@@ -112,8 +112,8 @@ def notes_on_data(run: Run, trainer: Any) -> list[str]:
     trained = {json.dumps(row) for row in run.train.rows}
     if both := sum(json.dumps(row) in trained for row in run.held_out.rows):
         notes.append(
-            f"{both} of {len(run.held_out.rows)} held-out rows are also trained on, so the held-out "
-            "figures are too good"
+            f"{both} of {len(run.held_out.rows)} held-out rows are also trained on, so the "
+            "held-out figures look too good"
         )
     if _drops_template(run):
         notes.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write rows for every stage to a new directory, and make it the current directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["launch/align.py"])
     for name in OFFLINE:
         monkeypatch.setenv(name, "1")  # so that monkeypatch restores the variable after the test
     monkeypatch.setenv("CI", "1")  # otherwise TRL sends usage statistics
@@ -73,11 +75,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run(stage: str, model: Path, rows: str, out: str, **settings: Any) -> int:
+def run(stage: str, model: Path, rows: str, out: str, *options: str, **settings: Any) -> int:
     given = [
         word for key, value in {**SHORT, **settings}.items() for word in ("--set", f"{key}={value}")
     ]
-    return align.main([stage, "--model", str(model), "--train-file", rows, "--out", out, *given])
+    files = ("--model", str(model), "--train-file", rows, "--out", out)
+    return align.main([stage, *files, *options, *given])
 
 
 def result(out: Path) -> dict[str, Any]:
@@ -247,6 +250,13 @@ def test_a_setting_that_trl_refuses_is_one_line_and_leaves_nothing(
     assert words in error
     assert error.startswith("align.py: ")
     assert not (place / "out").exists()
+
+
+def test_held_out_rows_that_are_also_trained_on_are_counted(model, place, capsys):
+    rows = (place / "answers.jsonl").read_text().splitlines(keepends=True)
+    (place / "mixed.jsonl").write_text("".join(rows[:2]) + rows[2].replace("Write", "Tell"))
+    assert run("sft", model, "answers.jsonl", "out", "--eval-file", "mixed.jsonl", max_steps=1) == 0
+    assert "2 of 3 held-out rows are also trained on" in capsys.readouterr().out
 
 
 def test_a_tracker_that_cannot_start_is_one_line_and_leaves_nothing(

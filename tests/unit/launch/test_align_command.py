@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ def command(tmp_path, capsys, monkeypatch):
     The command finds a model, a file of rows and all libraries, unless a test removes them.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["launch/align.py"])
     for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, "1")  # restored after the test
     monkeypatch.setattr(align, "missing_library", lambda name, install: None)

@@ -968,8 +968,8 @@ def test_while_the_baseline_has_not_run_the_answer_says_what_stands_in(tmp_path)
 def write_trained(
     directory: Path,
     arms: Sequence[str],
-    after: Sequence[float],
-    before: Sequence[float] = (0.1, 0.2, 0.3),
+    after: Sequence[float | None],
+    before: Sequence[float | None] = (0.1, 0.2, 0.3),
     **changes: Any,
 ):
     """Write one trial per arm. Before and after training, three prompts earn the given rewards."""
@@ -983,6 +983,21 @@ def write_trained(
             experiments.write_part(trial, "evaluations", round_, answers)
     record = read_experiment(directory)
     return before_and_after(record, {trial.name: read_files(trial) for trial in record.trials})
+
+
+def test_a_prompt_without_a_reward_does_not_count(tmp_path):
+    (said,) = write_trained(tmp_path / "e", ["colocated_k1"], [0.5, None, 0.7])
+    assert "by +0.400 " in said  # differences of 0.4 and 0.4
+    assert ", on 2 prompts" in said
+
+
+def test_a_note_counts_the_prompts_that_evaluations_left_out(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    for arm, unscored in (("colocated_k1", 0.0), ("sync", 3.0)):
+        rows = [experiments.row(1, eval__unscored=unscored), experiments.row(2, eval__unscored=0.0)]
+        experiments.write_trial(directory, experiments.config(arm), rows)
+    (note,) = compare(read_experiment(directory).trials).about_rewards
+    assert note.endswith("Most prompts left out of an evaluation: sync 3.")
 
 
 @pytest.mark.parametrize(

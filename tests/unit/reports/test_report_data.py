@@ -326,7 +326,7 @@ def test_the_menu_is_in_the_data_and_without_a_margin_the_command_that_makes_it(
         data = data_of(directory)
         if margin is None:
             assert data["menu"] is None
-            assert f"verdict.py {directory} --margin" in data["no_verdict"]
+            assert data["no_verdict"].endswith("run at least 3 seeds of each arm.")
         else:
             assert data["no_verdict"] is None
             assert data["menu"]["margin"] == margin
