@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -63,10 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command_line.run("evaluate", lambda: _main(sys.argv[1:] if argv is None else list(argv)))
 
 
+def _advice(option: str) -> str | None:
+    """Return advice for an unknown option, unless it names a setting that only training reads."""
+    from grpo_trainable.tools.evaluation.settings import is_read
+
+    advice = advice_for_option(option)
+    named = re.findall(r"--set ([\w.]+)=", advice or "")
+    return advice if all(map(is_read, named)) else None
+
+
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return the parsed options of the command."""
     parser = Parser(
-        advice=advice_for_option,
+        advice=_advice,
         prog=command_line.program("evaluate"),
         description=DESCRIPTION,
         epilog=EXAMPLES.replace(

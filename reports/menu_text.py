@@ -134,10 +134,15 @@ def notes(menu: Menu) -> list[str]:
         looks = f"a look after each seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
     else:
         looks = f"one look, after all {plural(menu.design.seeds, 'planned seed')}"
+    has_bounds = any(row.judgement and row.judgement.low is not None for row in menu.others)
+    bounds = (
+        f", with one-sided {1 - ALPHA:.0%} bounds{several}. The bounds hold for {looks}"
+        if has_bounds
+        else ""
+    )
     told = [
         f"Reward difference: the arm's held-out reward minus the reward of {menu.baseline.arm}, "
-        f"mean over the seeds, with one-sided {1 - ALPHA:.0%} bounds{several}. The bounds hold for "
-        f"{looks}. No worse: the lower bound is above {written(-menu.margin, REWARD)}. Better: the "
+        f"mean over the seeds{bounds}. No worse: the lower bound is above {written(-menu.margin, REWARD)}. Better: the "
         "lower bound is above 0. Worse: the upper bound is below "
         f"{written(-menu.margin, REWARD)}.{_said_of_undecided(menu)}{_said_of_pareto_set(menu)}"
     ]

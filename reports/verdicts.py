@@ -146,6 +146,8 @@ def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFile
     every = (reward for when in (after, before) for own in when.values() for reward in own.values())
     if not any(every):
         return [f"Every held-out reward was 0, before and after training, on {prompts}."]
+    if not differences.any():
+        return [f"Training changed no held-out reward, on {prompts}."]
     said = f"Training changed the held-out reward by {written(found.value, '{:+.3f}')}"
     interval = found.shown_interval("{:+.3f}")
     said += f" ({LEVEL:.0%} interval: {interval})" if interval else ""

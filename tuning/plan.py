@@ -427,7 +427,8 @@ class Plan:
 
     def _way_on(self, error: Exception) -> str:
         """Return a clause that says how to continue with a changed file, or ""."""
-        if str(error).partition(":")[0] not in self._code:
+        unreadable = isinstance(error, ValueError)
+        if unreadable or str(error).partition(":")[0] not in self._code:
             return ""
         return ", or continue with the changed file: add --accept-changed-code"
 

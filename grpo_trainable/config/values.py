@@ -460,9 +460,16 @@ def converted(key: str, value: Any, check: Check) -> Any:
     try:
         return check.convert(value)
     except (TypeError, ValueError, OverflowError):
-        near = _nearest_choice(value, check)
-        hint = f"; {near or check.advice}" if near or check.advice else ""
+        advice = _nearest_choice(value, check) or _one_value(value) or check.advice
+        hint = f"; {advice}" if advice else ""
         raise ConfigError(f"{key}={shown(value)}: must be {check.expected}{hint}") from None
+
+
+def _one_value(value: Any) -> str | None:
+    """Return advice if the user probably meant several values for comparison, or None."""
+    if isinstance(value, str) and re.fullmatch(r"[\w.+-]+(,[\w.+-]+)+", value):
+        return "to compare several values, write a search space (docs/howto/search-space.md)"
+    return None
 
 
 def _nearest_choice(value: Any, check: Check) -> str | None:

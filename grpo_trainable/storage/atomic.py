@@ -80,7 +80,8 @@ def new_directory(path: str | Path) -> Iterator[Path]:
     """Create a directory. It becomes `path` when the block ends, or is removed if the block raises.
 
     `path` must not exist, or must be an empty directory. Missing parents are created. A killed
-    process may leave the directory `.NAME.RANDOM` beside `path`.
+    process may leave the directory `.NAME.RANDOM` beside `path`. Everybody who may list the
+    directory may read its files, although safetensors creates files that only their owner may read.
 
     Raises:
         FileExistsError: `path` exists and is not an empty directory.
@@ -93,6 +94,9 @@ def new_directory(path: str | Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
+        readers = temporary.stat().st_mode & 0o444
+        for file in temporary.rglob("*"):
+            file.chmod(file.stat().st_mode | readers)
         os.replace(temporary, path)  # also replaces an empty directory
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

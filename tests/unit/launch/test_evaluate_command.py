@@ -267,3 +267,9 @@ def test_progress_is_shown_also_within_a_batch_and_without_a_terminal(terminal, 
     else:
         last = drawn.splitlines()[-1]
         assert re.fullmatch(r"\d\d:\d\d:\d\d  2 of 4 responses, token 3 of a batch", last)
+
+
+def test_only_settings_that_an_evaluation_reads_are_advised(command):
+    told = command("--max_new_tokens", "3")[2]
+    assert "not an option; write --set rollout.max_new_tokens=VALUE" in told
+    assert "--set" not in command("--learning_rate", "3")[2]

@@ -985,6 +985,11 @@ def write_trained(
     return before_and_after(record, {trial.name: read_files(trial) for trial in record.trials})
 
 
+def test_rewards_that_stay_the_same_are_called_unchanged(tmp_path):
+    said = write_trained(tmp_path / "e", ["colocated_k1"], [0.1, 0.2, 0.3])
+    assert said == ["Training changed no held-out reward, on 3 prompts."]
+
+
 def test_a_prompt_without_a_reward_does_not_count(tmp_path):
     (said,) = write_trained(tmp_path / "e", ["colocated_k1"], [0.5, None, 0.7])
     assert "by +0.400 " in said  # differences of 0.4 and 0.4

@@ -83,8 +83,10 @@ def test_a_directory_appears_when_it_is_whole(tmp_path, exists):
         out.mkdir(parents=True)
     with new_directory(out) as directory:
         (directory / "file").write_bytes(b"new")
+        (directory / "file").chmod(0o600)
         assert not out.exists() or not any(out.iterdir())
     assert content_of(out) == {"file": b"new"}
+    assert (out / "file").stat().st_mode & 0o444 == out.stat().st_mode & 0o444
     assert [path.name for path in out.parent.iterdir()] == ["where"]
 
 

@@ -90,6 +90,7 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--set", "optim.lr=fast"], ["optim.lr=fast", "a number >= 0"]),
         ([*SPACE, "--set", "optim.lr"], ["KEY=VALUE"]),
         ([*SPACE, "--set", "k=0"], ["k=0", "an integer >= 1"]),
+        ([*SPACE, "--set", "k=1,2"], ["an integer >= 1; to compare several values, write"]),
         ([*SPACE, "--set", "lag=-1"], ["lag=-1", "an integer >= 0"]),
         ([*SPACE, "--set", "lag=1"], ["lag=1", "needs placement=disaggregated, got colocated"]),
         ([*SPACE, "--set", "rollout.group_size=1"], ["rollout.group_size=1", "must be >= 2"]),
@@ -477,6 +478,10 @@ def test_a_checkpoint_counts_as_a_result_even_without_a_row(started, command, tm
     (plan.directory / "sync-0-a" / "checkpoint_000000").mkdir(parents=True)
     reward_file(tmp_path / "rewards.py", 0.5)
     refused(command("--resume", "--name", "mine"), "--accept-changed-code")
+    (tmp_path / "rewards.py").unlink()
+    status, _, error = command("--resume", "--name", "mine")
+    assert status == 2
+    assert "--accept-changed-code" not in error
 
 
 @pytest.mark.slow
