@@ -144,7 +144,8 @@ def notes(menu: Menu) -> list[str]:
         f"Reward difference: the arm's held-out reward minus the reward of {menu.baseline.arm}, "
         f"mean over the seeds{bounds}. No worse: the lower bound is above "
         f"{written(-menu.margin, REWARD)}. Better: the lower bound is above 0. Worse: the upper "
-        f"bound is below {written(-menu.margin, REWARD)}.{_said_of_undecided(menu)}{_said_of_pareto_set(menu)}"
+        f"bound is below {written(-menu.margin, REWARD)}.{_said_of_undecided(menu)}"
+        f"{_said_of_pareto_set(menu)}"
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
