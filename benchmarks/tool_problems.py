@@ -23,7 +23,7 @@ SYSTEM = {
     "role": "system",
     "content": f"Write {CALL}and an expression to use the calculator. Then write the answer.",
 }
-ROLE = "tool"  # of the calculator's messages
+ROLE = "user"  # of the messages with results; `launch/align.py` takes no messages of tools
 
 
 class ProblemCalculator(Calculator):
