@@ -28,7 +28,7 @@ from tool_problems import ROLE, SYSTEM, different, transcript
 from grpo_trainable.command_line import INTERRUPTED, OK, UsageError
 from grpo_trainable.environments.calculator import CALL
 
-TRANSCRIPTS = 96
+TRANSCRIPTS = 32  # more would leave GRPO little to learn
 SFT = {"learning_rate": 3e-5, "num_train_epochs": 1, "per_device_train_batch_size": 8}
 SETTINGS = {
     **real_model.SETTINGS,
