@@ -55,6 +55,19 @@ def test_generators_of_their_own_processes_recompute_what_they_sampled(tmp_path)
     assert all(row["count/dropped"] == 0 for row in rows)
 
 
+def test_a_trial_of_episodes_trains_through_vllm(tmp_path):
+    settings = ("arm=async_k1", "task.name=guess", "env.name=guess", "eval.prompts=8")
+    fixed = [part for setting in settings for part in ("--set", setting)]
+    done = run(*fixed, "--iterations", "2", "--name", "episodes", storage=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = (tmp_path / "episodes").glob("*/result.json")
+    rows = [json.loads(line) for line in result.read_text().splitlines()]
+    assert len(rows) == 2
+    assert all(row["count/dropped"] == 0 and row["response/turns_mean"] > 1 for row in rows)
+    # In the first round, the learner's own weights sampled all tokens.
+    assert rows[0]["kl/sampler_mismatch_nats"] < 1e-6
+
+
 def test_the_correction_of_the_default_shows_and_can_be_turned_off(tmp_path):
     one = ("--set", "arm=sync", "--dry-run", "json")
     shown = {
