@@ -134,8 +134,10 @@ def refuse_other_tokens(transcripts: Sequence[list[dict[str, str]]], model: Path
 
 
 def warm_start(place: Path) -> dict[str, Any]:
-    """Return the figures of the warm start."""
-    return json.loads((place / "sft" / "result.json").read_text())["figures"]
+    """Return figures of the warm start, and the commit that it ran with."""
+    found = json.loads((place / "sft" / "result.json").read_text())
+    names = ("commit", "packages", "train_rows", "held_out_rows", "steps", "training_loss")
+    return {name: found[name] for name in (*names, "held_out_loss")}
 
 
 # ---- The curves --------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ def test_generators_of_their_own_processes_recompute_what_they_sampled(tmp_path)
 
 
 def test_a_trial_of_episodes_trains_through_vllm(tmp_path):
-    settings = ("arm=async_k1", "task.name=guess", "env.name=guess", "eval.prompts=8")
+    game = ("task.name=guess", "env.name=guess", "model.preset=tiny", "eval.prompts=8")
+    settings = ("arm=async_k1", *game)
     fixed = [part for setting in settings for part in ("--set", setting)]
     done = run(*fixed, "--iterations", "2", "--name", "episodes", storage=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
