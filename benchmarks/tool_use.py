@@ -22,14 +22,20 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import real_model
-from measure import ROOT, assignments, parser_of, provenance, rows_of, run_benchmark, write
+from measure import ROOT, assignments, parser_of, provenance, read, rows_of, run_benchmark, write
 from tool_problems import ROLE, SYSTEM, different, transcript
 
 from grpo_trainable.command_line import INTERRUPTED, OK, UsageError
 from grpo_trainable.environments.calculator import CALL
 
-TRANSCRIPTS = 32  # more would leave GRPO little to learn
-SFT = {"learning_rate": 3e-5, "num_train_epochs": 1, "per_device_train_batch_size": 8}
+TRANSCRIPTS = 48
+SFT = {
+    "learning_rate": 3e-5,
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 4,
+    "eval_steps": 100,  # only before and after training
+    "save_steps": 100,
+}
 SETTINGS = {
     **real_model.SETTINGS,
     "task.name": "tool_problems:ToolProblems",
@@ -40,21 +46,24 @@ SETTINGS = {
     "rollout.max_new_tokens": 64,
     "rollout.temperature": 1.0,
     "optim.lr": 2e-5,
-    "eval.every": 8,
+    "eval.every": 6,
     "eval.prompts": 128,
     "eval.samples": 1,
     "eval.temperature": 1.0,
-    "checkpoint.every": 8,
+    "checkpoint.every": 6,
 }
 ARM = "colocated_k1_two_cores"
-REFUSED = ("=not arithmetic", "=too long")  # replies to an invalid call
-
-Turns = Sequence[tuple[str, float | None, str]]  # (action, reward, reply) of each turn
+REFUSED = ("=not arithmetic", "=too long")  # in the reply to an invalid call
 
 
 def main() -> int:
     counts = {"rounds": (96, "number of rounds, of 8 problems × 8 episodes each")}
-    args = parser_of(__doc__, "tool_use.json", counts=counts).parse_args()
+    parser = parser_of(__doc__, "tool_use.json", counts=counts)
+    parser.add_argument("--draw", action="store_true", help="only draw the plot of --out again")
+    args = parser.parse_args()
+    if args.draw:
+        draw(read(args.out))
+        return OK
     model = real_model.WORK / "model"
     if not model.exists():
         raise UsageError(f"{model}: no such directory; run `make bench-real-model` to create it")
@@ -76,7 +85,9 @@ def main() -> int:
     if status in (OK, INTERRUPTED) and found:
         workload = {"transcripts": TRANSCRIPTS, "sft": SFT, "arm": ARM, "settings": SETTINGS}
         told = {"workload": {**workload, "rounds": args.rounds}, "warm_start": warm_start(place)}
-        write(args.out, {**origin, **told, **curves(found[0].parent)})
+        result = {**origin, **told, **curves(found[0].parent)}
+        write(args.out, result)
+        draw(result)
     return status
 
 
@@ -157,6 +168,7 @@ def curves(directory: Path) -> dict[str, Any]:
                 "success": row.get("reward/train_mean"),  # missing without a trained group
                 "calls": row.get("env/calls_mean"),
                 "dropped": row["count/dropped"],
+                "disturbed": row["time/disturbed_fraction"],  # CPU time that other work took
             }
             for row in rows
         ],
@@ -174,8 +186,7 @@ def curves(directory: Path) -> dict[str, Any]:
 def measured(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the means over the episodes of an evaluation, which has one for each problem."""
     count = len(episodes)
-    played: list[Turns] = [json.loads(own["turns"]) for own in episodes]
-    calls = [[turn for turn in turns if turn[0].strip().startswith(CALL)] for turns in played]
+    calls = [[turn for turn in json.loads(own["turns"]) if is_call(turn)] for own in episodes]
     success = sum(own["reward"] for own in episodes) / count
     return {
         "episodes": count,
@@ -183,9 +194,50 @@ def measured(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "standard_error": (success * (1 - success) / (count - 1)) ** 0.5,
         "calls": sum(map(len, calls)) / count,
         "no_call": sum(not own for own in calls) / count,
-        "refused_calls": sum(turn[2] in REFUSED for own in calls for turn in own) / count,
+        "refused_calls": sum(is_refused(turn) for own in calls for turn in own) / count,
         "cut_off": sum(not own["finished"] for own in episodes) / count,
     }
+
+
+def is_call(turn: dict[str, Any]) -> bool:
+    """Return True if the environment got the turn's action as a call of the calculator."""
+    return turn["reward"] is not None and turn["action"].strip().startswith(CALL)
+
+
+def is_refused(turn: dict[str, Any]) -> bool:
+    return any(text in turn["observation"] for text in REFUSED)
+
+
+def draw(result: dict[str, Any]) -> None:
+    """Draw held-out success, with its standard error, and the calls of each episode."""
+    from matplotlib.figure import Figure
+
+    from reports.canvas import Plot, Theme, axes_of, colour, legend, marker, render_all
+
+    held_out = result["held_out"]
+    rounds = [own["round"] for own in held_out]
+    lines = {name: [own[name] for own in held_out] for name in ("success", "no_call")}
+    errors = {"success": [own["standard_error"] for own in held_out], "no_call": None}
+    names = {"success": "right answers", "no_call": "episodes without a call"}
+
+    def drawn(figure: Figure, theme: Theme) -> None:
+        axes = axes_of(figure, theme, x_label="round", y_label="share of episodes", below=0.3)
+        handles = [
+            axes.errorbar(
+                *(rounds, values, errors[name]),
+                color=colour(i),
+                marker=marker(i),
+                capsize=3,
+                label=names[name],
+            )
+            for i, (name, values) in enumerate(lines.items())
+        ]
+        axes.set_ylim(0, 1)
+        legend(figure, theme, handles, columns=2)
+
+    plot = Plot(name="tool_use", title="Held-out problems", look="", draw=drawn)
+    images = render_all([plot], files=True)
+    (ROOT / "docs" / "results" / "tool_use.png").write_bytes(images["tool_use-file"])
 
 
 if __name__ == "__main__":
