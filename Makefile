@@ -46,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: tables evidence campaigns test-ray test-oldest-ray $(TEST_RAY)
 .PHONY: test-processors test-processors-restricted
 .PHONY: bench bench-startup bench-peers bench-trials bench-faults
-.PHONY: bench-off-policy bench-real-model bench-rlhf
+.PHONY: bench-off-policy bench-real-model bench-rlhf bench-tool-use
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-28s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -157,6 +157,11 @@ bench-real-model: $(READY_VLLM) .venv-trl/.ready ## Train a real model here and 
 # After an interruption, the same command continues.
 bench-rlhf: $(READY_EXTRAS) ## Walk from preferences to policies with three seeds (an hour).
 	$(BIN)/python benchmarks/rlhf.py $(ARGS)
+
+# The model is the one that `make bench-real-model` unpacks. After an interruption, the same command
+# continues.
+bench-tool-use: $(READY_EXTRAS) ## Train a real model to use a calculator (an hour).
+	$(BIN)/python benchmarks/tool_use.py $(ARGS)
 
 bench-peers: $(READY) .venv-trl/.ready ## Time a step here and in TRL, in turn (ten minutes).
 	$(BIN)/python benchmarks/peers.py $(ARGS)

@@ -9,7 +9,7 @@ A page keeps each figure between two comments, and this script replaces the text
 - `<!-- {startup[starts][here][median]:.1f} s -->14.2 s<!-- end -->` holds the text of a template.
   The template is a format string of Python. Its fields are paths into the JSON files, with three
   additions: a key after a list selects that key in every element, `[key=value]` selects elements,
-  and `.min`, `.max`, `.median` and `.count` summarise a list.
+  and `.min`, `.max`, `.median`, `.last` and `.count` summarise a list.
 
 Two names stand for figures that combine several files. `judged` has the verdicts on the arms of the
 off-policy results, with the margin `MARGIN`. `faults` has the totals over all faults. A comment at
@@ -92,6 +92,11 @@ class Value:
     def median(self) -> Value:
         """The median of the elements."""
         return Value(statistics.median(self._all()))
+
+    @property
+    def last(self) -> Value:
+        """The last element."""
+        return Value(self._all()[-1])
 
     @property
     def count(self) -> Value:
@@ -618,6 +623,21 @@ def answers_of(figures: Mapping[str, Any], *, interval: bool) -> list[str]:
     ]
 
 
+def tool_use() -> list[str]:
+    """Show the evaluations of the training with a calculator."""
+    rows = [
+        [
+            *(str(own["round"]), f"{own['seconds'] / 60:.0f}"),
+            f"{own['success']:.3f} ± {own['standard_error']:.3f}",
+            *(f"{own[name]:.2f}" for name in ("calls", "refused_calls", "no_call", "cut_off")),
+        ]
+        for own in read("tool_use")["held_out"]
+    ]
+    header = ["round", "minutes of training", "right answers", "calls per episode"]
+    header += ["invalid calls per episode", "episodes without a call", "episodes cut off"]
+    return markdown(header, rows)
+
+
 def rlhf() -> list[str]:
     """Compare the policies of the walk from preferences to a policy."""
     walks = read("rlhf")["walks"]
@@ -676,7 +696,8 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             peers,
             packing,
         ),
-        *(scale, transports, parts_of_a_sync, broadcast, sync_share, learning, real_model, rlhf),
+        *(scale, transports, parts_of_a_sync, broadcast, sync_share, learning, real_model),
+        *(rlhf, tool_use),
     )
 }
 

@@ -108,6 +108,7 @@ ENGINES: dict[str, EngineRecord] = {
             fits_cache=True,
             lowest_temperature=0.01,
             top_p=True,
+            plays=True,
             narrows=True,
             narrows_cache=True,
             libraries=("vllm", "transformers"),

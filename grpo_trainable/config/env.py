@@ -106,7 +106,7 @@ def conflicts(config: Config) -> Iterator[Conflict]:
         env.plays and not can_play,
         "engine",
         f"cannot add the answers of an environment to a response; env.name={env.name} needs "
-        "engine=torch or hf",
+        "engine=torch, hf or vllm",
     )
     yield (
         env.plays and config.loss.advantage == "vine",

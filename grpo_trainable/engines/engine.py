@@ -126,13 +126,13 @@ class PlayingEngine(Protocol):
         """Return groups like those of `Engine.generate`, but with responses of several actions.
 
         A token that would end a response ends an action instead. The row then waits until `partner`
-        has an observation for it. The observation is fed to the row token by token while other rows
-        continue, so no token is tokenised or prefilled twice. `response_mask` is False for fed
-        tokens, which have ids but no log-prob, version or round.
+        has an observation for it. The tokens of the observation are then fed to the row while other
+        rows continue, so no token is tokenised twice. `response_mask` is False for fed tokens,
+        which have ids but no log-prob, version or round.
 
         `max_new_tokens` counts sampled and fed tokens. `finished` comes from the observation that
-        ended the response. The t-th random draw of a response belongs to its t-th token, whether
-        that token is sampled or fed.
+        ended the response. The random draw of a token depends only on the response and on the
+        token's index in it, not on how long environments take.
         """
         ...
 

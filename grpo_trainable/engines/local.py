@@ -101,6 +101,9 @@ class LocalEngine(LoadedWeights, ABC):
     ) -> list[RolloutGroup]:
         """Sample one unscored group of episodes for each request (`PlayingEngine`).
 
+        Observations are fed token by token, so no token is prefilled twice. The t-th random draw of
+        a response belongs to its t-th token, whether that token is sampled or fed.
+
         Raises:
             ValueError: For the same reasons as in `generate`.
         """

@@ -10,35 +10,44 @@ Message: TypeAlias = Mapping[str, str]  # `role` and `content`
 Prompt: TypeAlias = str | Sequence[Message]
 
 ROLES = ("system", "user", "assistant")
+TOOL = "tool"  # the role of the results of tools
 NO_PROMPT = "must be non-empty text or a list of messages"
 
 
-def mistake_in_prompt(prompt: Any) -> str | None:
+def mistake_in_prompt(prompt: Any, *, tools: bool = False) -> str | None:
     """Return the mistake in a prompt, or None if the prompt is valid text or a valid conversation.
 
     The result completes a sentence that begins with "the prompt".
+
+    Args:
+        prompt: The prompt.
+        tools: Accept messages of tools. The prompt may then end with such a message.
     """
     if isinstance(prompt, str):
         return None if is_text(prompt) else NO_PROMPT
     if not isinstance(prompt, list | tuple) or not prompt:
         return NO_PROMPT
-    mistake = mistake_in_messages(prompt)
+    mistake = mistake_in_messages(prompt, tools=tools)
     if mistake is not None:
         return mistake
-    return None if prompt[-1]["role"] == "user" else "must end with a message whose role is user"
+    last = ("user", TOOL) if tools else ("user",)
+    ends = prompt[-1]["role"] in last
+    return None if ends else f"must end with a message whose role is {' or '.join(last)}"
 
 
-def mistake_in_messages(messages: Sequence[Any]) -> str | None:
+def mistake_in_messages(messages: Sequence[Any], *, tools: bool = False) -> str | None:
     """Return the mistake in the messages of a conversation, or None if each message is valid.
 
-    The result completes a sentence that begins with the name of the conversation.
+    The result completes a sentence that begins with the name of the conversation. Messages of tools
+    are valid only with `tools`.
     """
+    roles = (*ROLES, TOOL) if tools else ROLES
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
             return f"must have exactly the keys role and content in message {number}"
-        if message["role"] not in ROLES:
+        if message["role"] not in roles:
             return (
-                f"has the role {message['role']!r} in message {number}; valid: {', '.join(ROLES)}"
+                f"has the role {message['role']!r} in message {number}; valid: {', '.join(roles)}"
             )
         if message["role"] == "system" and number > 1:
             return f"has a system message as message {number}; the system message must come first"

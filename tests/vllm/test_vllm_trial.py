@@ -55,6 +55,52 @@ def test_generators_of_their_own_processes_recompute_what_they_sampled(tmp_path)
     assert all(row["count/dropped"] == 0 for row in rows)
 
 
+WORDS = """
+from grpo_trainable.environments import Turn
+from grpo_trainable.tasks import Example
+
+
+class Task:
+    stop = (" ",)
+
+    def __init__(self, seed):
+        pass
+
+    def train_example(self, prompt_index):
+        return Example("Once ", {})
+
+    def eval_examples(self, count):
+        return [self.train_example(0)] * count
+
+
+class Env:
+    def reset(self, spec):
+        self.turns = 0
+        return "Once "
+
+    def step(self, action):
+        self.turns += 1
+        return Turn("more ", float("e" in action), self.turns == 3)
+
+    def close(self):
+        pass
+"""
+
+
+def test_a_trial_of_episodes_trains_through_vllm(tmp_path):
+    (tmp_path / "words.py").write_text(WORDS)
+    words = ("task.name=words.py:Task", "env.name=words.py:Env", "eval.prompts=8")
+    fixed = [part for setting in ("arm=async_k1", *words) for part in ("--set", setting)]
+    done = run(*fixed, "--iterations", "2", "--name", "episodes", storage=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = (tmp_path / "episodes").glob("*/result.json")
+    rows = [json.loads(line) for line in result.read_text().splitlines()]
+    assert len(rows) == 2
+    assert all(row["count/dropped"] == 0 and row["response/turns_mean"] > 2 for row in rows)
+    # In the first round, the learner's own weights sampled all tokens.
+    assert rows[0]["kl/sampler_mismatch_nats"] < 1e-6
+
+
 def test_the_correction_of_the_default_shows_and_can_be_turned_off(tmp_path):
     one = ("--set", "arm=sync", "--dry-run", "json")
     shown = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo_trainable.engines.engine import EngineError
+from grpo_trainable.engines.engine import Action, EngineError, Observation, Partner
 from grpo_trainable.engines.local import common_limits
 from grpo_trainable.engines.recorded import RecordedRow, as_group
 from grpo_trainable.engines.vllm.transfer import Renaming, send_weights
@@ -33,10 +33,17 @@ CPU = torch.device("cpu")
 
 @dataclass(kw_only=True)
 class _Row(RecordedRow):
-    """A response that vLLM samples."""
+    """A response that vLLM samples, in one request to vLLM for each action."""
 
     request: Request
     response: int  # index among the responses to its prompt
+    index: int  # index among all responses of the call
+    begin: int = 0  # index of the current action's first token
+
+    @property
+    def action(self) -> list[int]:
+        """The tokens of the current action. Without an environment, it is the whole response."""
+        return self.ids[self.begin :]
 
 
 class VLLMEngine:
@@ -142,23 +149,63 @@ class VLLMEngine:
             EngineError: vLLM samples no token in a step, or samples with weights of an unexpected
                 version.
         """
+        return self._sampled(requests, between_tokens, None)
+
+    def play(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None], partner: Partner
+    ) -> list[RolloutGroup]:
+        """Sample one unscored group of episodes for each request (`PlayingEngine`).
+
+        Unlike in other engines, an observation is prefilled, and so is every token before it that
+        vLLM no longer has in its cache. The draws of an action depend on the index of its first
+        token.
+
+        Raises:
+            ValueError, EngineError: For the same reasons as in `generate`.
+        """
+        return self._sampled(requests, between_tokens, partner)
+
+    def _sampled(
+        self,
+        requests: Sequence[Request],
+        between_tokens: Callable[[], None],
+        partner: Partner | None,
+    ) -> list[RolloutGroup]:
+        """Sample a group for each request. With a partner, the responses are episodes."""
         limits = common_limits(requests)
         self._refuse_too_long(requests, limits)
         self._wake()
         stops = stops_of(limits.stop_strings, self._tokenizer, self._vocab_size, CPU)
+        indices = count()
         groups = [
-            [_Row(request=request, response=g) for g in range(request.group_size)]
+            [
+                _Row(request=request, response=g, index=next(indices))
+                for g in range(request.group_size)
+            ]
             for request in requests
         ]
-        waiting = deque(row for rows in groups for row in rows)
+        rows = [row for group in groups for row in group]
+        waiting = deque(rows)
+        acting: set[int] = set()  # indices of the rows that wait for their environments
         with self._nothing_left_running():
-            while waiting or self._running:
+            while waiting or self._running or acting:
+                if partner is not None and acting:
+                    can_go_on = bool(waiting or self._running)
+                    for observation in partner.observations(waits=not can_go_on):
+                        acting.remove(observation.row)
+                        if _continues(rows[observation.row], observation, limits):
+                            waiting.append(rows[observation.row])
+                    if not waiting and not self._running:
+                        continue
                 between_tokens()
                 self._admit(waiting)
-                self._step(limits, stops)
+                for row in self._step(limits, stops):
+                    if partner is not None and row.finished:
+                        acting.add(row.index)
+                        partner.act(Action(row.index, row.action, len(row.ids) - 1))
         return [
-            as_group(request, rows, self._tokenizer.pad_id)
-            for request, rows in zip(requests, groups, strict=True)
+            as_group(request, group, self._tokenizer.pad_id)
+            for request, group in zip(requests, groups, strict=True)
         ]
 
     def _refuse_too_long(self, requests: Sequence[Request], limits: SamplingLimits) -> None:
@@ -189,8 +236,8 @@ class VLLMEngine:
         while waiting and len(self._running) < self._rows:
             row, key = waiting.popleft(), next(self._keys)
             prompt = {
-                "prompt_token_ids": list(row.request.prompt_ids),
-                # A row shares a prompt's cache only with rows that began with the same weights.
+                "prompt_token_ids": [*row.request.prompt_ids, *row.ids],
+                # An action shares a cache only with actions that began with the same weights.
                 "cache_salt": str(self._loads),
             }
             self._engine.add_request(key, prompt, self._parameters(row))
@@ -202,10 +249,12 @@ class VLLMEngine:
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore
 
         request, limits = row.request, row.request.limits
+        # An action after the first continues a response, like a request with a state.
+        state = (row.response, row.begin) if row.begin else request.state
         return SamplingParams(
             temperature=limits.temperature,
             top_p=limits.top_p,
-            max_tokens=limits.max_new_tokens,
+            max_tokens=limits.max_new_tokens - row.begin,
             min_tokens=limits.min_new_tokens - 1,  # our minimum includes the end token
             stop_token_ids=list(limits.end_ids),
             ignore_eos=True,  # only `end_ids` end a response
@@ -213,19 +262,23 @@ class VLLMEngine:
             # One request per response. With n > 1, vLLM would use the seeds seed + i, which could
             # be the seeds of other requests.
             seed=response_seed(
-                self._seed, request.stream, request.prompt_index, row.response, request.state
+                self._seed, request.stream, request.prompt_index, row.response, state
             ),
             detokenize=False,
             skip_special_tokens=False,
             output_kind=RequestOutputKind.DELTA,
         )
 
-    def _step(self, limits: SamplingLimits, stops: StopStrings | None) -> None:
-        """Run one step of vLLM, which samples one token for every row that it computes."""
+    def _step(self, limits: SamplingLimits, stops: StopStrings | None) -> list[_Row]:
+        """Run one step of vLLM, which samples one token for every row that it computes.
+
+        Returns:
+            The rows whose action ended. `finished` is False if the token limit cut off the action.
+        """
         outputs = self._engine.step()
         if not outputs:
             raise EngineError("engine=vllm: a step sampled no token")
-        stopped = []
+        ended, stopped = [], []
         for output in outputs:
             key, part = output.request_id, output.outputs[0]
             row = self._running[key]
@@ -239,8 +292,24 @@ class VLLMEngine:
                 row.finished = True
                 if self._running.pop(key, None) is not None:
                     stopped.append(key)
+            if key not in self._running:
+                ended.append(row)
         if stopped:
             self._engine.abort_request(stopped)
+        return ended
+
+
+def _continues(row: _Row, observation: Observation, limits: SamplingLimits) -> bool:
+    """Feed a row the answer of its environment, and return True if the row acts again.
+
+    The row ends if the answer would leave no room for another sampled token.
+    """
+    row.finished = observation.finished
+    if observation.over or len(row.ids) + len(observation.ids) >= limits.max_new_tokens:
+        return False
+    row.feed(observation.ids)
+    row.begin = len(row.ids)
+    return True
 
 
 def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
@@ -249,7 +318,7 @@ def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
     return (
         not early
         and bool(stops.may_complete[row.ids[-1]])
-        and stops.completed([*row.request.answered, *row.ids])
+        and stops.completed([*row.request.answered, *row.action])
     )
 
 
@@ -260,7 +329,7 @@ def _refuse_other_versions(row: _Row, spans: Sequence[Any] | None) -> None:
         EngineError: The versions differ.
     """
     noted = [span.version for span in spans or () for _ in range(span.start, span.end)]
-    ours = list(map(str, row.versions))
+    ours = list(map(str, row.versions[row.begin :]))
     if noted != ours:
         raise EngineError(
             f"engine=vllm: prompt {row.request.prompt_index} of stream {row.request.stream}: vLLM "

@@ -125,7 +125,7 @@ def _is_conversation(row: Row, columns: Sequence[str]) -> bool:
         if not conversation:
             mistake = None if is_text(value) else NO_PROMPT
         elif name == "prompt":
-            mistake = mistake_in_prompt(value)
+            mistake = mistake_in_prompt(value, tools=True)
         else:
             mistake = _mistake_in_response(value)
         if mistake is not None:
@@ -137,7 +137,7 @@ def _mistake_in_response(messages: Sequence[Any]) -> str | None:
     """Return the mistake in a conversation that must end with a response of the model, or None."""
     if not messages:
         return "must have a message"
-    mistake = mistake_in_messages(messages)
+    mistake = mistake_in_messages(messages, tools=True)
     if mistake is None and messages[-1]["role"] != "assistant":
         mistake = "must end with a message whose role is assistant"
     return mistake

@@ -147,6 +147,7 @@ SAMPLE = Value(
         ("{0[runs][arm=b][1][s]:.0%}", "50 %"),
         ("{0[runs][s].min:.1f}-{0[runs][s].max:.1f}, {0[runs][s].median:.1f}", "0.5-2.5, 1.0"),
         ("{0[runs][arm=b].count} of {0[runs].count}", "2 of 3"),
+        ("{0[runs][s].last:.1f}", "0.5"),
         ("{0[none]:.2f}", "-"),
     ],
 )

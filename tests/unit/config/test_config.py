@@ -962,14 +962,9 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean reward, so no reward m
             "task.equality=math_verify",
         ),
         (
-            nested(env__name="my:Env", engine="vllm", placement="disaggregated"),
-            "engine=vllm: cannot add the answers of an environment to a response; env.name=my:Env "
-            "needs engine=torch or hf",
-        ),
-        (
             nested(env__name="my:Env", engine="my:Engine"),
             "engine=my:Engine: cannot add the answers of an environment to a response; "
-            "env.name=my:Env needs engine=torch or hf",
+            "env.name=my:Env needs engine=torch, hf or vllm",
         ),
         (
             nested(env__name="guess", loss__advantage="vine"),

@@ -35,6 +35,18 @@ def test_rows_of_different_lengths_are_padded_to_the_longest():
     assert group.rewards.isnan().all()
 
 
+def test_tokens_that_were_fed_are_holes_in_the_mask():
+    fed, plain = row((4, -1.0, 3, 1)), row((9, -0.5, 3, 1), finished=True)
+    fed.feed((6, 7))
+    fed.add(5, -2.0, 4, 2)
+    group = as_group(REQUEST, [fed, plain], pad_id=8)
+    assert group.response_ids.tolist() == [[4, 6, 7, 5], [9, 8, 8, 8]]
+    assert group.response_mask.tolist() == [[True, False, False, True], [True, *[False] * 3]]
+    assert group.behaviour_log_probs.tolist() == [[-1.0, 0.0, 0.0, -2.0], [-0.5, *[0.0] * 3]]
+    assert group.token_versions.tolist() == [[3, 0, 0, 4], [3, 0, 0, 0]]
+    assert group.token_rounds.tolist() == [[1, 0, 0, 2], [1, 0, 0, 0]]
+
+
 def test_a_group_knows_the_prompt_and_the_example_of_its_request():
     request = replace(REQUEST, example_index=3)
     group = as_group(request, [row((9, -0.5, 3, 1), finished=True)] * 2, pad_id=8)

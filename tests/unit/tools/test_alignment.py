@@ -24,6 +24,8 @@ from grpo_trainable.tools.alignment.trainer_settings import (
 USER = {"role": "user", "content": "Name a colour."}
 BLUE = {"role": "assistant", "content": "Blue."}
 HORSE = {"role": "assistant", "content": "A horse."}
+CALL = {"role": "assistant", "content": "look up colours"}
+RESULT = {"role": "tool", "content": "Blue, red."}
 
 
 def written(path: Path, *rows: Any) -> str:
@@ -45,6 +47,12 @@ def written(path: Path, *rows: Any) -> str:
             {"prompt": [USER], "completion": [BLUE]},
             "prompt + completion as conversations",
         ),
+        (
+            "sft",
+            {"prompt": [USER, CALL, RESULT], "completion": [BLUE]},
+            "prompt + completion as conversations",
+        ),
+        ("sft", {"messages": [USER, CALL, RESULT, BLUE]}, "messages as conversations"),
         (
             "dpo",
             {"prompt": "a", "chosen": "b", "rejected": "c"},
