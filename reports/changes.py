@@ -239,6 +239,22 @@ class Change:
         """Return True if the change exceeds the threshold in any seed: one collapse is enough."""
         return any(self._beyond(sign) for sign in (-1, 1))
 
+    @property
+    def named(self) -> bool:
+        """Return True if the report names the quantity: it moved, or it may have moved."""
+        return any(self._beyond(sign, noise=0.0) for sign in (-1, 1))
+
+    def _found(self) -> Iterator[tuple[str, Sequence[Ends], str]]:
+        """Yield the description, the ends and the doubt of each change above the threshold.
+
+        If no seed of a direction moved by clearly more than the threshold, the change is unsure.
+        """
+        for sign, said in ((-1, self.quantity.fell), (1, self.quantity.rose)):
+            if moved := self._beyond(sign):
+                yield said, moved, ""
+            elif unsure := self._beyond(sign, noise=0.0):
+                yield said, unsure, ", unsure: within its noise"
+
     def sentences(self) -> Iterator[str]:
         """Yield one sentence for seeds with a fall, and one for seeds with a rise.
 
@@ -247,32 +263,36 @@ class Change:
         """
         quantity = self.quantity
         unit = f" {quantity.unit}" if quantity.unit else ""
-        for sign, said in ((-1, quantity.fell), (1, quantity.rose)):
-            if moved := self._beyond(sign):
-                before, after = (quantity.form.format(end) for end in _medians(moved))
-                change = f"({quantity.shown_change(moved)}){self._among(moved)}"
-                yield f"{said}, {before} -> {after}{unit} {change}"
+        for said, moved, doubt in self._found():
+            before, after = (quantity.form.format(end) for end in _medians(moved))
+            change = f"({quantity.shown_change(moved)}){self._among(moved)}{doubt}"
+            yield f"{said}, {before} -> {after}{unit} {change}"
 
     def in_short(self) -> Iterator[str]:
         """Yield a short form of each sentence: `tokens per response -68% in 1 of 3 seeds`."""
-        for sign in (-1, 1):
-            if moved := self._beyond(sign):
-                change = f"{self.quantity.shown_change(moved)}{self._among(moved)}"
-                yield f"{self.quantity.title} {change}"
+        for _, moved, doubt in self._found():
+            change = f"{self.quantity.shown_change(moved)}{self._among(moved)}"
+            yield f"{self.quantity.title} {change}{doubt}"
 
     def _among(self, moved: Sequence[Ends]) -> str:
         """Return in how many seeds the quantity moved: ` in 1 of 3 seeds`; empty for one seed."""
         seeds = len(self.before)
         return f" in {len(moved)} of {seeds} seeds" if seeds > 1 else ""
 
-    def _beyond(self, sign: int) -> list[Ends]:
+    def _beyond(self, sign: int, noise: float = STANDARD_ERRORS) -> list[Ends]:
+        """Return the ends of the seeds that moved in a direction.
+
+        Args:
+            sign: 1 for a rise, -1 for a fall.
+            noise: The number of standard errors that a change must exceed the threshold by.
+        """
         change, errors = self.quantity.change, self.errors or [0.0] * len(self.before)
         return [
             (b, a)
             for b, a, error in zip(self.before, self.after, errors, strict=True)
             if b is not None
             and a is not None
-            and sign * change(b, a) > self.threshold + STANDARD_ERRORS * error
+            and sign * change(b, a) > self.threshold + noise * error
         ]
 
 
@@ -343,7 +363,7 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
 
 def meanings(changes: Mapping[str, Sequence[Change]]) -> str:
     """Explain the titles of the quantities that moved. A space precedes each sentence."""
-    moved = {c.name for own in changes.values() for c in own if c.moved}
+    moved = {c.name for own in changes.values() for c in own if c.named}
     explained = [q for q in QUANTITIES if q.name in moved and q.meaning]
     return "".join(f" {q.title[:1].upper()}{q.title[1:]}: {q.meaning}." for q in explained)
 

@@ -29,6 +29,7 @@ from reports.margin_tests import (
 from reports.parquet_reader import TrialFiles
 from reports.records import BY_TUNE, ExperimentRecord, TrialRecord
 from reports.summary import Comparison, relative_to
+from reports.verdicts import reward_differences
 
 NO_VERDICT = "no verdict"  # shown for an arm that fails its audit
 DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
@@ -97,6 +98,8 @@ class MenuRow:
     cost: Contrast | None
     # None for the baseline, and for an arm that has faults or shares no seed with the baseline.
     judgement: Judgement | None
+    # Difference in reward with its interval, as under “Which arms differ”; None if there is none.
+    reward: Contrast | None
     faults: Sequence[str]  # faults found by the audit, which rule out a verdict; usually empty
     noise: Noise | None
     price: Price | None  # None if no more seeds are needed, or if their number or cost is unknown
@@ -232,6 +235,7 @@ def menu_of(
         raise MenuError(str(error)) from None
     compared = relative_to(comparison, arms, baseline)
     costs = {arm: _seed_cost(experiment.complete_arms.get(arm, ())) for arm in planned}
+    rewards = reward_differences(experiment, baseline, files)
     exact = compared.exact_lags
     pareto = _pareto_set(compared, baseline, judged)
     ended_early = Counter(t.arm for t in experiment.trials if t.failed or t.stopped_by is not None)
@@ -243,6 +247,7 @@ def menu_of(
             speed=compared.speed.get(arm),
             cost=compared.cost.get(arm),
             judgement=own,
+            reward=rewards.get(arm),
             faults=faults[arm],
             noise=noise.get(arm),
             price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
@@ -256,6 +261,7 @@ def menu_of(
         speed=None,
         cost=None,
         judgement=None,
+        reward=None,
         faults=faults[baseline],
         noise=None,
         price=None,

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 REWARD, RATIO = "{:+.3f}", "{:.2f}x"
 PARETO = "†"  # follows the name of an arm in the Pareto set
+# The costs of more prompts and of more seeds are called the same if their ratio differs from 1 by at
+# most this number.
+ALIKE = 0.1
 MAX_SEEDS = 20  # --max-seeds in a suggested command, unless there are already more seeds
 HEADER = (
     *("arm", "speed-up", "at equal cost", "reward difference", "verdict", "seeds", "power"),
@@ -97,9 +100,27 @@ def paragraph(menu: Menu) -> list[str]:
     undecided = [row.arm for row in menu.others if row.verdict == UNDECIDED]
     if undecided:
         said.append(f"Undecided: {', '.join(undecided)}.")
+        said += _clear_but_undecided(menu)
         said += _prices(menu)
     said += _without_verdict(menu)
     return [*said, *menu.about_exact_lag]
+
+
+def _clear_but_undecided(menu: Menu) -> list[str]:
+    """Return the clear differences in reward of undecided arms, one sentence each."""
+    base, said = menu.baseline.arm, []
+    for row in menu.others:
+        own = row.reward
+        if row.verdict != UNDECIDED or own is None or not own.told_apart:
+            continue
+        side, doubt = (
+            ("above", "the bounds of the menu allow no verdict")
+            if own.more
+            else ("below", f"whether it loses more than {menu.margin:.3g} is undecided")
+        )
+        value = written(own.value, REWARD)
+        said.append(f"{row.arm} is clearly {side} {base} in reward ({value}), but {doubt}.")
+    return said
 
 
 def table(menu: Menu) -> str:
@@ -131,12 +152,12 @@ def notes(menu: Menu) -> list[str]:
     arms = menu.design.arms
     several = f" (Holm's correction over {arms} arms)" if arms > 1 else ""
     if menu.design.anytime:
-        looks = f"a look after each seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
+        looks = f"you test after each seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
     else:
-        looks = f"one look, after all {plural(menu.design.seeds, 'planned seed')}"
+        looks = f"you test once, after all {plural(menu.design.seeds, 'planned seed')}"
     has_bounds = any(row.judgement and row.judgement.low is not None for row in menu.others)
     bounds = (
-        f", with one-sided {1 - ALPHA:.0%} bounds{several}. The bounds hold for {looks}"
+        f", with one-sided {1 - ALPHA:.0%} bounds{several}. The bounds are valid if {looks}"
         if has_bounds
         else ""
     )
@@ -144,7 +165,8 @@ def notes(menu: Menu) -> list[str]:
         f"Reward difference: the arm's held-out reward minus the reward of {menu.baseline.arm}, "
         f"mean over the seeds{bounds}. No worse: the lower bound is above "
         f"{written(-menu.margin, REWARD)}. Better: the lower bound is above 0. Worse: the upper "
-        f"bound is below {written(-menu.margin, REWARD)}.{_said_of_undecided(menu)}"
+        f"bound is below {written(-menu.margin, REWARD)}. Undecided: none of these."
+        f"{_said_of_undecided(menu)}"
         f"{_said_of_pareto_set(menu)}"
     ]
     if any(_is_single(row) for row in menu.others):
@@ -165,9 +187,9 @@ def notes(menu: Menu) -> list[str]:
             "because they trained badly, the reward of their arm looks too high."
         )
     return told + [
-        _said_of_noise(row.arm, row.noise, menu.margin)
+        _said_of_noise(row.arm, row.noise)
         for row in menu.others
-        if row.noise is not None and row.verdict == UNDECIDED
+        if row.noise is not None and row.judgement is not None and row.judgement.seeds_missing
     ]
 
 
@@ -180,8 +202,8 @@ def _said_of_undecided(menu: Menu) -> str:
         f"decide: the number of {_seeds_to_run(menu)} that would lead to a decision in "
         f"{POWER:.0%} of experiments if the observed difference and scatter were the true ones, "
         "and the time that the trials of the arm and of the baseline with these seeds would take. "
-        "A scatter that is smaller than the noise of the evaluation is replaced by this noise, "
-        "also for the power."
+        "Both use the observed scatter or the noise of the evaluation, whichever is larger. The "
+        "bounds use the observed scatter."
     )
 
 
@@ -193,9 +215,13 @@ def _seeds_to_run(menu: Menu) -> str:
 def _said_of_more_seeds(menu: Menu) -> list[str]:
     """Say how to run the seeds that the column “to decide” counts."""
     judged = [row.judgement for row in menu.others if row.judgement is not None]
-    needed = [
-        own.seeds_needed for own in judged if own.seeds_missing and own.seeds_needed is not None
-    ]
+    found = {
+        row.arm: row.judgement.seeds_needed
+        for row in menu.others
+        if row.judgement is not None and row.judgement.seeds_missing
+    }
+    named = {arm: seeds for arm, seeds in found.items() if seeds is not None}
+    needed = list(named.values())
     said = []
     if not menu.design.may_grow and any(own.seeds_missing != 0 for own in judged):
         said.append(
@@ -205,17 +231,19 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
         )
     if needed:
         number = f"--num-samples {max(needed)}"
+        every = menu.design.may_grow or len(needed) == len(menu.others)
+        arms = "" if every else f"--set arm={','.join([menu.baseline.arm, *named])}, "
         said.append(
             f"To run these seeds: launch/tune.py --extend {number}, with the --name and "
             "--storage of this experiment."
             if menu.design.may_grow
-            else f"To run the new experiment, repeat this experiment's command with {number}, "
+            else f"To run the new experiment, repeat this experiment's command with {arms}{number}, "
             "another --name, and a --seed above all seeds used so far."
         )
-        if len(needed) < len(menu.others) or min(needed) < max(needed):
+        if min(needed) < max(needed) or (every and len(needed) < len(menu.others)):
             said.append(
-                "This command runs every arm, also those that need fewer seeds or none. So it "
-                "takes longer than the times under “to decide”."
+                "This command also runs arms that need fewer seeds or none. So it takes longer "
+                "than the times under “to decide”."
             )
     return [" ".join(said)] if said else []
 
@@ -326,7 +354,10 @@ def _prices(menu: Menu) -> list[str]:
         takes = f"{cost} more" if menu.design.may_grow else f"a new experiment of {cost}"
         said.append(f"Deciding {named} would probably take {takes}.")
     if far:
-        said.append(f"{_joined(far)} would probably need more than {_most(menu)} seeds.")
+        said.append(
+            f"{_joined(far)} would probably need more than {_most(menu)} seeds, because the "
+            "difference is close to the margin or scatters widely."
+        )
     if any(map(_is_single, menu.others)):
         said.append("One seed gives no verdict.")
     return said
@@ -352,26 +383,24 @@ def _most(menu: Menu) -> int:
     return menu.design.seeds if menu.design.anytime else MOST_SEEDS
 
 
-def _said_of_noise(arm: str, noise: Noise, margin: float) -> str:
+def _said_of_noise(arm: str, noise: Noise) -> str:
     share = noise.evaluation_share
     said = (
-        f"Noise of {arm}: {share:.0%} of the variance between seeds comes from the evaluation "
-        f"(prompts and sampled responses), and {1 - share:.0%} from other differences between "
-        f"runs. The evaluation adds a standard deviation of {noise.evaluation_sd:.3f} to the "
-        f"reward difference of each seed, and the margin is {margin:.3g}."
+        f"Noise of {arm}: roughly {share:.0%} of the variance between seeds comes from the "
+        "evaluation (prompts and sampled responses), the rest from other differences between runs."
     )
-    if noise.relative_cost is None:
+    cost = noise.relative_cost
+    if cost is None:
         return said
-    better = (
-        f"With {MORE_PROMPTS} times as many prompts as the {noise.prompts} of the last evaluation, "
-        f"the same precision costs {noise.relative_cost:.2f} times as much as with more seeds, so"
+    if abs(cost - 1) <= ALIKE:
+        return f"{said} More prompts and more seeds reduce it at about the same cost."
+    if cost > 1:
+        return f"{said} More seeds reduce it most cheaply."
+    return (
+        f"{said} {MORE_PROMPTS} times as many prompts as the {noise.prompts} of the last "
+        f"evaluation reduce it at {cost:.0%} of the cost of more seeds: raise eval.final_prompts "
+        "or, if it already covers all held-out prompts, eval.samples."
     )
-    advice = {
-        "prompts": "evaluate more prompts first: raise eval.final_prompts or, if it already covers "
-        "all held-out prompts, eval.samples",
-        "seeds": "run more seeds",
-    }
-    return f"{said} {better} {advice[str(noise.cheaper)]}."
 
 
 # ---- Cells -----------------------------------------------------------------------------------

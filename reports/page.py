@@ -150,10 +150,22 @@ def _head(
     answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
     answered += f'<p class="note">{escaped(no_verdict)}</p>\n' if no_verdict else ""
     return (
-        f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
+        f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n{_arms_run(experiment)}"
         f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
         f"{answered}{_warnings(comparison, experiment)}</header>"
     )
+
+
+def _arms_run(experiment: ExperimentRecord) -> str:
+    """Say how many arms of the search space ran, if not all did, as HTML."""
+    if experiment.question is None:
+        return ""
+    asked = set(experiment.question.arms)
+    run = {trial.config.arm for trial in experiment.trials}
+    run = asked & (run | {arm for arm, _ in experiment.not_begun})
+    if not run or run == asked:
+        return ""
+    return f'<p class="note">Arms run: {len(run)} of {len(asked)}.</p>\n'
 
 
 def _menu_section(menu: Menu | None) -> str:
@@ -196,7 +208,7 @@ def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
     reward.
     """
     found = [escaped(note) for note in (changed_code(experiment), *comparison.truncated()) if note]
-    if any(change.moved for own in comparison.changes.values() for change in own):
+    if any(change.named for own in comparison.changes.values() for change in own):
         found.append(
             'Before you trust the reward, check <a href="#changes">the other quantities that '
             f"changed</a>: {escaped(changes.moved_in(comparison.changes))}."
@@ -312,8 +324,9 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair], *, has_menu: bo
     bounds = ""
     if has_menu:
         bounds = (
-            " The intervals below differ from the bounds in the menu: they are two-sided, and for "
-            "rewards they include the sampling error of the held-out prompts."
+            " The intervals below differ from the bounds in the menu: they are two-sided, they "
+            "are not corrected for the number of arms, and for rewards they also count the "
+            "held-out prompts as a sample. So they can be narrower or wider than the bounds."
         )
     every = ""
     if len(pairs) > 1:  # a single pair is already in the list above
@@ -388,7 +401,8 @@ def _changes_section(comparison: Comparison) -> str:
         '<section id="changes">\n<h2>Side effects of training</h2>\n'
         "<p>A policy can earn reward by changing something you did not intend. This section lists "
         "every quantity that moved by more than its threshold in any seed, up or down, between the "
-        "start of training and the latest round. The figures are medians over the seeds in which "
+        "start of training and the latest round. A change is unsure if the noise of its "
+        "measurement could explain it. The figures are medians over the seeds in which "
         "the quantity moved. A listed change can be harmless: read the responses below to find "
         "out.</p>\n"
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
@@ -398,7 +412,8 @@ def _changes_section(comparison: Comparison) -> str:
         "all seeds, so their ends can come from different seeds. "
         f"If a figure rests on n &lt; {changes.ENOUGH} responses before or after "
         f"training, its threshold is wider by a factor of √({changes.ENOUGH} / n), because chance "
-        f"moves such a figure further. A relative threshold is at most {changes.MAX_RELATIVE:.0%}. "
+        f"moves such a figure further. Even when wider, a threshold given in % is at most "
+        f"± {changes.MAX_RELATIVE:.0%}. "
         "An n-gram is a sequence of n words, and a word is an unbroken sequence of letters and "
         "digits. Upper and lower case count as equal. In a language written without spaces, a "
         "whole phrase counts as one word.</p>"
