@@ -22,6 +22,7 @@ from grpo_trainable.telemetry.metrics import COPIED_FROM
 from grpo_trainable.text import without_module
 from reports import EXPERIMENT_FILE, EXTENSIONS, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
+from reports.own_tuner import with_absolute_paths, without_restarted
 from reports.population import short_value
 from reports.records import (
     MAX_NUMBER,
@@ -88,6 +89,7 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     order = {arm: place for place, arm in enumerate(question.arms if question else ())}
     trials.sort(key=lambda t: (order.get(t.config.arm, len(order)), t.config.arm, t.config.seed))
     if not described:
+        trials = with_absolute_paths(without_restarted(trials, problems))
         trials.sort(key=_first_reported)
     members = description.get("scheduler") == "pbt" or any(trial.copied for trial in trials)
     return ExperimentRecord(

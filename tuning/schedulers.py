@@ -125,7 +125,8 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
                 while self._next_perturbation_sync < result[self._time_attr]:
                     self._next_perturbation_sync += self._perturbation_interval
             # Tune pauses a trial that is `_perturbation_interval` past this time.
-            self._trial_state[trial].last_perturbation_time = (
+            state: Any = self._trial_state[trial]
+            state.last_perturbation_time = (
                 self._next_perturbation_sync - self._perturbation_interval
             )
         return super().on_trial_result(tune_controller, trial, result)
