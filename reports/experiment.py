@@ -41,6 +41,7 @@ REPORT_FILES = ("report.html", "report.json", "plots")
 
 MAX_ROUND = 1 << 31
 LEFT_OUT = "left out, because its config cannot be used"
+OF_RLLIB = "it is a config of RLlib, and trials of RLlib have no report; use GRPOTrainable instead"
 
 # First round of a stretch (rounds with the same settings), the settings, and the trial that was
 # copied at its start. The last entry is None if no trial was copied.
@@ -298,7 +299,8 @@ def _read_trial(
                 raise ConfigError(unreadable[0])
             config = GRPOConfig.from_dict(params)
         except ConfigError as error:
-            problems.append(f"{where}: {LEFT_OUT} ({error})")
+            reason = OF_RLLIB if "num_env_runners" in params else error
+            problems.append(f"{where}: {LEFT_OUT} ({reason})")
             return None
     content = content_of(root, (*path, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")

@@ -310,6 +310,13 @@ def test_a_trial_without_a_usable_config_is_left_out_and_named(experiment, conte
     assert "\n" not in problem
 
 
+def test_a_trial_of_rllib_is_named_as_such(tmp_path):
+    trial = write_trial(tmp_path, config(), [row(1)])
+    (trial / "params.json").write_text('{"_disable_action_flattening": -1, "num_env_runners": 0}')
+    with pytest.raises(ExperimentError, match="trials of RLlib have no report"):
+        read_experiment(tmp_path)
+
+
 def test_where_there_is_no_experiment_one_line_says_so(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
