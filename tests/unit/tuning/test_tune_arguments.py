@@ -664,6 +664,9 @@ def test_a_resume_refuses_an_experiment_of_somebodys_own_tuner(option, command, 
     (tmp_path / "storage" / "own" / "trial").mkdir(parents=True)
     (tmp_path / "storage" / "own" / "trial" / "result.json").write_text("{}\n")
     refused(command(option, "--name", "own"), option, "own Tuner started", "tune.Tuner.restore")
+    status, _, error = command(*SPACE, "--name", "own")
+    assert status == 2
+    assert error.endswith("exists; choose another name\n")
 
 
 def test_a_resume_refuses_another_space(of_a_file, command, tmp_path):
