@@ -227,7 +227,9 @@ def test_trials_too_short_for_their_lag_are_told_and_get_no_margin(command):
 
 
 def test_an_existing_experiment_is_not_started_again(command, tmp_path):
-    (tmp_path / "storage" / "mine").mkdir(parents=True)
+    directory = tmp_path / "storage" / "mine"
+    directory.mkdir(parents=True)
+    (directory / EXPERIMENT_FILE).write_text("{}")
 
     refused(command(*SPACE, "--name", "mine"), "mine exists", "--resume")
 
