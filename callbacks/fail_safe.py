@@ -11,7 +11,12 @@ from typing import Any
 
 from ray.tune import Callback
 
+from grpo_trainable.config import ConfigError
+
 logger = logging.getLogger(__name__)
+
+# Trials of other Trainables for which `_log_foreign` has logged its line.
+_foreign: set[str] = set()
 
 HOOKS = tuple(name for name, value in vars(Callback).items() if inspect.isfunction(value))
 
@@ -41,12 +46,29 @@ def _fail_safe(method: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
+        except ConfigError:
+            # With settings that cannot be used, a trial of ours would have failed before a callback
+            # reads them.
+            _log_foreign(kwargs.get("trial"))
+            return None
         except Exception as error:
             _log_once(self, method.__name__, kwargs.get("trial"), error)
             return None
 
     run.__fail_safe__ = True  # type: ignore[attr-defined]
     return run
+
+
+def _log_foreign(trial: Any) -> None:
+    if str(trial) in _foreign:
+        return
+    _foreign.add(str(trial))
+    logger.error(
+        "%s: grpo_callbacks() record only trials of GRPOTrainable, which has the name GRPO, and "
+        "cannot read this trial's settings. Leave these callbacks out: RLlib's algorithm, "
+        "GRPO-RLlib, logs through RLlib and Tune",
+        trial,
+    )
 
 
 def _log_once(callback: Any, hook: str, trial: Any, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -221,15 +222,16 @@ class GRPOTrainable(tune.Trainable):
         The next row continues the count of rounds and the total time of the checkpoint.
 
         Args:
-            checkpoint_path: An absolute path, a `tune.Checkpoint`, the return value of `save`, or a
-                `tune.Result` with a checkpoint.
+            checkpoint_path: A path, the URI of a directory in an object store, a `tune.Checkpoint`,
+                the return value of `save`, or a `tune.Result` with a checkpoint.
 
         Raises:
             CheckpointError: The checkpoint cannot be read, has another format or, outside Tune, is
                 damaged.
         """
-        is_path = isinstance(checkpoint_path, Path)
-        self._go_on(str(checkpoint_path) if is_path else checkpoint_path)
+        if isinstance(checkpoint_path, str | Path) and "://" not in str(checkpoint_path):
+            checkpoint_path = os.path.abspath(checkpoint_path)  # Ray accepts no relative path
+        self._go_on(checkpoint_path)
 
     def _restore_newest(self) -> None:
         """Restore the newest intact checkpoint of the trial, if there is one.
@@ -296,8 +298,12 @@ class GRPOTrainable(tune.Trainable):
         return True
 
     def cleanup(self) -> None:
-        """End every actor."""
+        """End every actor. Later steps raise an error."""
         self.trial.end()
+        stopped = RuntimeError(
+            "the Trainable was stopped; create a new one, and restore a checkpoint"
+        )
+        self.trial = cast("Trial", InvalidTrial(stopped))
 
 
 class DetailedGRPO(GRPOTrainable):

@@ -22,6 +22,7 @@ from grpo_trainable.telemetry.metrics import COPIED_FROM
 from grpo_trainable.text import without_module
 from reports import EXPERIMENT_FILE, EXTENSIONS, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
+from reports.own_tuner import with_absolute_paths, without_restarted
 from reports.population import short_value
 from reports.records import (
     MAX_NUMBER,
@@ -40,6 +41,7 @@ REPORT_FILES = ("report.html", "report.json", "plots")
 
 MAX_ROUND = 1 << 31
 LEFT_OUT = "left out, because its config cannot be used"
+OF_RLLIB = "it is a config of RLlib, and trials of RLlib have no report; use GRPOTrainable instead"
 
 # First round of a stretch (rounds with the same settings), the settings, and the trial that was
 # copied at its start. The last entry is None if no trial was copied.
@@ -88,6 +90,7 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     order = {arm: place for place, arm in enumerate(question.arms if question else ())}
     trials.sort(key=lambda t: (order.get(t.config.arm, len(order)), t.config.arm, t.config.seed))
     if not described:
+        trials = with_absolute_paths(without_restarted(trials, problems))
         trials.sort(key=_first_reported)
     members = description.get("scheduler") == "pbt" or any(trial.copied for trial in trials)
     return ExperimentRecord(
@@ -296,7 +299,8 @@ def _read_trial(
                 raise ConfigError(unreadable[0])
             config = GRPOConfig.from_dict(params)
         except ConfigError as error:
-            problems.append(f"{where}: {LEFT_OUT} ({error})")
+            reason = OF_RLLIB if "num_env_runners" in params else error
+            problems.append(f"{where}: {LEFT_OUT} ({reason})")
             return None
     content = content_of(root, (*path, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, of_other_placement
+from grpo_trainable.config import (
+    CHECKS,
+    ConfigError,
+    GRPOConfig,
+    expand_set,
+    flatten,
+    of_other_placement,
+    shown,
+)
 from search_spaces.spaces import ROUNDS, fresh
 
 EVALUATIONS = 6  # number of evaluations in a trial that has enough rounds
+
+# Settings that the space chooses -> the argument with their values. `rounds` takes one value.
+ARGUMENTS = {
+    "rounds": "rounds",
+    "lag": "lags",
+    "weight_update": "weight_updates",
+    "transport": "transports",
+    "k": "ks",
+    "k_mode": "k_modes",
+    "buffer_capacity": "buffer_capacities",
+}
 
 
 def system_space(
@@ -67,11 +86,20 @@ def system_space(
         buffer_capacities: Values of `buffer_capacity`.
 
     Raises:
-        ConfigError: A value is invalid, no value of a parameter is valid with `settings`, or
-            `rounds` is not a multiple of each k.
+        ConfigError: A value is invalid, no value of a parameter is valid with `settings`,
+            `settings` contains a setting that the space chooses, or `rounds` is not a multiple of
+            each k.
     """
     from ray import tune  # Ray is slow to import, and reports read the other spaces without it
 
+    base = dict(settings or {})
+    _refuse_chosen(base)
+    lags = _list("lags", lags)
+    weight_updates = _list("weight_updates", weight_updates)
+    transports = _list("transports", transports)
+    ks, k_modes = _list("ks", ks, 1), _list("k_modes", k_modes, 1)
+    buffer_capacities = _list("buffer_capacities", buffer_capacities, 1)
+    rounds = GRPOConfig.from_dict({"rounds": rounds}).rounds  # rejects an invalid number
     reserved = {f"resources.{name}": value for name, value in (resources or {}).items()}
     separate = _separate_actors(lags, weight_updates, transports)
     actors = [
@@ -88,12 +116,40 @@ def system_space(
     for capacity in buffer_capacities:
         GRPOConfig.from_dict({"buffer_capacity": capacity})
     choose = tune.grid_search if grid else tune.choice
-    base = dict(settings or {})
-    values = [*combinations.values(), list(buffer_capacities)]
+    values = [*combinations.values(), buffer_capacities]
     if base:  # without settings, every combination is valid
         values = _valid_together(values, lambda *drawn: _config(base, *drawn))
     actors_, steps, capacities = map(choose, values)
     return _config(base, actors_, steps, capacities)
+
+
+def _refuse_chosen(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that the space chooses.
+
+    Raises:
+        ConfigError: `settings` contains such a setting.
+    """
+    for key, value in flatten(expand_set(settings)).items():
+        text = f"{key}={shown(value)}: system_space chooses this setting; leave it out"
+        if key in ("placement", "eval.every"):
+            raise ConfigError(text)
+        if key in ARGUMENTS:
+            values = value if key == "rounds" else [value]
+            raise ConfigError(f"{text}, and use system_space({ARGUMENTS[key]}={values!r})")
+
+
+def _list(argument: str, values: Any, fewest: int = 0) -> list:
+    """Return the values of an argument of `system_space`.
+
+    Raises:
+        ConfigError: The argument is not a list, or has fewer than `fewest` values.
+    """
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise ConfigError(f"{argument}={shown(values)}: must be a list, such as [{values!r}]")
+    found = list(values)
+    if len(found) < fewest:
+        raise ConfigError(f"{argument}=[]: must have at least one value")
+    return found
 
 
 def _config(base: Mapping[str, Any], actors: Any, steps: Any, capacity: Any) -> dict[str, Any]:

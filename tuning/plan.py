@@ -768,9 +768,11 @@ class Plan:
         except OSError as error:  # an object store that does not answer
             raise UsageError(f"--storage {self.storage}: {_told(error)}") from None
         if taken:
+            # A directory without a description belongs to an own Tuner, or to something else.
+            ours = self._read_stored() is not None
+            go_on = ", or continue the experiment with --resume" if ours else ""
             raise UsageError(
-                f"--name {self.name}: {self.directory} exists; choose another name, or continue "
-                "the experiment with --resume"
+                f"--name {self.name}: {self.directory} exists; choose another name{go_on}"
             )
         if self.resuming and not holds_lock and is_running(self.directory):
             raise UsageError(

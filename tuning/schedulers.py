@@ -110,7 +110,36 @@ class ASHA(Limited, schedulers.ASHAScheduler):
 
 
 class PBT(Limited, schedulers.PopulationBasedTraining):
-    """Scheduler in which worse trials continue from the checkpoints of better trials."""
+    """Scheduler in which worse trials continue from the checkpoints of better trials.
+
+    In synchronous mode, Tune compares the trials when all have reached `_next_perturbation_sync`,
+    and until then pauses those that have. A restored experiment has a new scheduler, whose first
+    comparison may lie far behind the trials. Tune's class would then compare trials at different
+    rounds, choose a next comparison that all trials have already reached, and never continue any.
+    """
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Return the decision to continue a trial or to pause it."""
+        if self._synch and self._time_attr in result:
+            if result.get("iterations_since_restore") == 1:  # perhaps of a restored experiment
+                while self._next_perturbation_sync < result[self._time_attr]:
+                    self._next_perturbation_sync += self._perturbation_interval
+            # Tune pauses a trial that is `_perturbation_interval` past this time.
+            state: Any = self._trial_state[trial]
+            state.last_perturbation_time = (
+                self._next_perturbation_sync - self._perturbation_interval
+            )
+        return super().on_trial_result(tune_controller, trial, result)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """Return the next trial, or None if no trial can run now."""
+        live = [trial for trial in tune_controller.get_live_trials() if not trial.is_finished()]
+        reached = [self._trial_state[trial].last_train_time for trial in live]
+        if self._synch and reached and min(reached) >= self._next_perturbation_sync:
+            # The only trial that the others waited for has ended, so nothing compares them.
+            while self._next_perturbation_sync <= max(reached):
+                self._next_perturbation_sync += self._perturbation_interval
+        return super().choose_trial_to_run(tune_controller)
 
     def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
         # Without this, Tune would mistake the pause of a trial that is still saving for a stop, and

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from grpo_trainable.config.conditions import CONTROL, Config, Conflict, none_given, one_of
 from grpo_trainable.config.defaults import GIVEN, by_model, where_none
@@ -16,6 +15,7 @@ from grpo_trainable.config.values import (
     choice_or_path,
     flag,
     integer,
+    json_object,
     path,
     task_mix,
     text,
@@ -70,12 +70,8 @@ def _default_code_in(model: ModelFacts, chat_template: str | None) -> str | None
     return "block" if chat else None
 
 
-def _is_options(text: str) -> bool:
-    try:
-        options = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(options, dict) and options.keys().isdisjoint({"seed", "size"})
+def _are_options(options: dict[str, Any]) -> bool:
+    return options.keys().isdisjoint({"seed", "size"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,11 +181,11 @@ class ReasoningGymSettings(AnswerSettings):
         minimum=1,
         read_if=_REASONING_GYM,
     )
-    options: str = text(
+    options: str = json_object(
         "{}",
         "Options of the data set, as JSON.",
         expected='a JSON object without seed and size, such as {"min_terms": 2}',
-        valid=_is_options,
+        valid=_are_options,
         read_if=_REASONING_GYM,
     )
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from grpo_trainable.config.built_in_tasks import BEGIN_RESPONSE
 from grpo_trainable.config.conditions import (
@@ -26,6 +25,7 @@ from grpo_trainable.config.values import (
     choice_or_path,
     flag,
     integer,
+    json_object,
     name_or_reference,
     number,
     path_or_hub_id,
@@ -45,12 +45,8 @@ _ALWAYS_SET = {
 }
 
 
-def _are_arguments(text: str) -> bool:
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(arguments, dict) and bool(arguments) and _ALWAYS_SET.isdisjoint(arguments)
+def _are_arguments(arguments: dict[str, Any]) -> bool:
+    return bool(arguments) and _ALWAYS_SET.isdisjoint(arguments)
 
 
 def _default_chat_template(model: ModelFacts, templates: frozenset[str]) -> str | None:
@@ -109,7 +105,7 @@ class ModelSettings(Settings):
         valid=lambda message: bool(message.strip()),
         read_if=CHAT,
     )
-    template_args: str | None = text(
+    template_args: str | None = json_object(
         None,
         "Arguments of the chat template, as JSON. The model's template defines their names.",
         expected='a JSON object of arguments, such as {"enable_thinking": false}',

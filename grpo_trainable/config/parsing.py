@@ -141,6 +141,7 @@ def make_absolute(
 
     def settled(key: str, value: Any) -> Any:
         check = checks.get(key)
+        value = _plain(value)
         if check is not None and check.refers_to == "tasks" and value is not None:
             return with_absolute_paths(value, lambda entry: settled("task", entry))
         if check is not None and check.refers_to == "rewards" and value is not None:
@@ -192,7 +193,12 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"config={shown(data)}: must be a mapping")
-    copied = {key: dict(v) if isinstance(v, Mapping) else v for key, v in data.items()}
+    copied = {
+        key: {name: _plain(leaf) for name, leaf in value.items()}
+        if isinstance(value, Mapping)
+        else value
+        for key, value in data.items()
+    }
     texts = copied.pop(SET, {})
     example = f'such as {{"{SET}": {{"actors": "placement=disaggregated,lag=1"}}}}'
     if not isinstance(texts, Mapping):
@@ -216,6 +222,11 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{key}={shown(value)} (in {where}): {key} is given twice")
         set_dotted(copied, key, value)
     return copied
+
+
+def _plain(value: Any) -> Any:
+    """Return a `pathlib.Path` as text, and any other value unchanged."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _has_own_task(data: Mapping[str, Any]) -> bool:

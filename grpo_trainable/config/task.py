@@ -35,9 +35,9 @@ from grpo_trainable.config.values import (
     choice_or_reference,
     flag,
     integer,
+    json_object,
     number,
     rewards,
-    text,
 )
 from grpo_trainable.plugins import is_reference
 
@@ -95,15 +95,11 @@ _HAS_FILES_OR_MAY_FAIL = Condition(
 )
 
 
-def _are_weights(text: str) -> bool:
-    try:
-        weights = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(weights, dict) or not weights:
-        return False
+def _are_weights(weights: dict[str, Any]) -> bool:
     # Python counts True as a number, and its JSON parser accepts NaN and infinity.
-    return all(type(w) in (int, float) and abs(w) <= MAX_WEIGHT for w in weights.values())
+    return bool(weights) and all(
+        type(w) in (int, float) and abs(w) <= MAX_WEIGHT for w in weights.values()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +144,7 @@ class CommonTaskSettings(Settings):
         maximum=1,
         read_if=_MAY_FAIL,
     )
-    reward_weights: str | None = text(
+    reward_weights: str | None = json_object(
         None,
         "Weights of the parts of the reward, as JSON. The reward is the weighted sum of the parts. "
         "Built-in rewards have the parts `format` and `answer`, your own reward has the parts that "

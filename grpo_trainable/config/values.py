@@ -210,13 +210,17 @@ def pair(
     return _checked(default, meaning, expected, convert, type="two numbers", **relations)
 
 
+BOTH = (True, False)
+
+
 def flag(default: bool, meaning: str = "", **relations: Any) -> Any:
     """Declare a setting that is true or false."""
 
     def convert(value: Any) -> bool:
-        if not isinstance(value, bool):
+        # NumPy's booleans are equal to Python's, but unlike 1 and 0 they are not numbers.
+        if not isinstance(value, bool) and (isinstance(value, numbers.Number) or value not in BOTH):
             raise TypeError
-        return value
+        return bool(value)
 
     return _checked(default, meaning, "true or false", convert, type="flag", **relations)
 
@@ -416,6 +420,32 @@ def _text(
         return value
 
     return _checked(default, meaning, expected, convert, type=type, is_text=True, **facts)
+
+
+def json_object(
+    default: str | None,
+    meaning: str = "",
+    *,
+    expected: str,
+    valid: Callable[[dict[str, Any]], bool],
+    **relations: Any,
+) -> Any:
+    """Declare a JSON object that satisfies `valid`: JSON text, or the equivalent mapping."""
+
+    def convert(value: Any) -> str:
+        written = value
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            written = json.dumps(value, ensure_ascii=False)
+        if not isinstance(written, str):
+            raise TypeError
+        listed = json.loads(written)
+        if not isinstance(listed, dict) or not valid(listed):
+            raise ValueError
+        return written
+
+    return _checked(
+        default, meaning, expected, convert, type="JSON object", is_text=True, **relations
+    )
 
 
 def task_mix(meaning: str = "", **relations: Any) -> Any:

@@ -52,7 +52,7 @@ class Estimated:
 
     # One tensor per group: (G,), or (G, R) if each token has its own advantage.
     advantages: list[Tensor]
-    critic: CriticTargets | None = None  # None without a critic
+    critic: CriticTargets | None = None  # None if there is no critic
 
     def of_responses(self, groups: Groups) -> Tensor:
         """Return the advantages of the responses, (N,).
@@ -148,7 +148,7 @@ def _whitened(
 def critic_figures(
     batches: Sequence[Groups], estimates: Sequence[Estimated]
 ) -> CriticFigures | None:
-    """Summarise the critic's predictions in a round. Return None without a critic."""
+    """Summarise the critic's predictions in a round. Return None if there is no critic."""
     values, returns = [], []
     for groups, estimated in zip(batches, estimates, strict=True):
         if estimated.critic is None:

@@ -107,7 +107,7 @@ class BatchWithLogProbs:
     # Mask of the tokens that the loss treats differently from the others in this gradient step,
     # bool (B, S). None if the loss treats all tokens alike.
     selected: Tensor | None = None
-    # The critic's values before the round, and its targets, (B, S). None without a critic.
+    # The critic's values before the round, and its targets, (B, S). None if there is no critic.
     values: Tensor | None = None
     returns: Tensor | None = None
 

@@ -241,8 +241,8 @@ def deal(
 ) -> list[list[Tensor]]:
     """Distribute microbatches over ranks, an equal number to each rank.
 
-    The largest microbatches are dealt first, each to the least loaded rank that does not yet have
-    its full number (longest processing time first, Graham 1969). Each rank keeps its microbatches
+    Microbatches are dealt from largest to smallest, each to the least loaded rank that still has
+    room (longest processing time first, Graham 1969). Each rank keeps its microbatches
     in their original order.
 
     If the number of microbatches is not a multiple of the number of ranks, the largest microbatches

@@ -321,7 +321,7 @@ class Fleet:
         return min(free, key=_BUSYNESS, default=None)
 
     def sample(self, generator: FleetGenerator, work: Work) -> None:
-        """Submit a chunk to a generator. The chunk is the generator's work until it is scored."""
+        """Submit a chunk to a generator. Until it is scored, it is the generator's work."""
         generator.chunks += 1
         self._submitted += 1
         indices = work.prompt_indices

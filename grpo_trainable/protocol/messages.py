@@ -148,7 +148,7 @@ class GradientStep:
     # Name of another policy -> KL from the policy before the step to that policy, on the responses
     # of the step on which the KL is measured. Empty if the KL is not monitored.
     kl: dict[str, Drift]
-    critic: CriticStep | None = None  # None without a critic
+    critic: CriticStep | None = None  # None if there is no critic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class Updated:
     # KL from the sampler to the teacher, in nats per response. None without a teacher.
     teacher_nats: float | None = None
     kl_coefficient: float  # β, the factor of the KL term, in this round
-    critic: CriticFigures | None = None  # None without a critic
+    critic: CriticFigures | None = None  # None if there is no critic
     at: float
     spans: list[Span]
 

@@ -111,7 +111,8 @@ class TrialStorage:
     def follow(self, checkpoint: tune.Checkpoint) -> None:
         """Record that the trial has just been restored from a checkpoint.
 
-        If the checkpoint is the trial's own, the origin that was loaded from it is kept.
+        A checkpoint of another trial becomes the origin of this trial. A checkpoint that this trial
+        wrote itself does not change the origin.
         """
         path = path_on(checkpoint.filesystem, checkpoint.path)
         if self._directory is not None and self._directory != _parent(path):

@@ -54,7 +54,7 @@ def test_a_reward_that_fails_too_often_is_told_and_nothing_is_lost(tmp_path, cap
     )
     assert status == 1
     told = capsys.readouterr().err.splitlines()[-1]
-    assert "evaluate.py: the reward failed on " in told
+    assert ": the reward failed on " in told
     record = read_evaluation(tmp_path / "mine")
     assert {own.error for own in record.errors} == {"ValueError: odd (votes.py, line 12)"}
     assert all((own.reward is None) == (len(own.response) % 2 == 1) for own in record.generations)

@@ -254,7 +254,7 @@ def test_settings_machine_and_commands_stand_on_the_page(full):
 
 def test_the_offered_evaluation_names_the_users_own_reward(experiment):
     params = config(**{"rounds": 1, "eval.every": 1, "task.reward": "/mine.py:score"})
-    write_trial(experiment, params, [row(1)])
+    write_trial(experiment, params, [{**row(1), "done": True}])
     evaluate, _ = use_of_model(experiment, read_experiment(experiment))
     assert evaluate.endswith(" --set task.reward=/mine.py:score")
 

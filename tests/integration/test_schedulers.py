@@ -109,6 +109,48 @@ def test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced(
     assert [result.metrics["training_iteration"] for result in grid] == [6, 6]
 
 
+class Interrupted(tune.Trainable):
+    """A trial of 16 rounds that fails in round 10 until a file exists."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.config = new_config
+        return True
+
+    def step(self) -> dict[str, Any]:
+        if self.iteration == 9 and not Path(self.config["repaired"]).exists():
+            raise RuntimeError("not repaired")
+        done = self.iteration == 15
+        return {"score": self.config["score"], "done": done, "should_checkpoint": True}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        (Path(checkpoint_dir) / "round").write_text(str(self.iteration))
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        pass
+
+
+def test_pbt_goes_on_after_a_restore(ray_session: None, tmp_path: Path) -> None:
+    repaired = tmp_path / "repaired"
+    trainable = tune.with_resources(Interrupted, {"cpu": 0.5})
+    grid = tune.Tuner(
+        trainable,
+        param_space={"score": tune.grid_search([0, 1]), "repaired": str(repaired)},
+        tune_config=tune.TuneConfig(
+            metric="score", mode="max", scheduler=pbt({"score": [2]}), reuse_actors=True
+        ),
+        run_config=tune.RunConfig(name="experiment", storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert len(grid.errors) == 2
+
+    repaired.touch()
+    grid = tune.Tuner.restore(grid.experiment_path, trainable, resume_errored=True).fit()
+
+    assert [result.metrics["training_iteration"] for result in grid] == [16, 16]
+
+
 class Shared(tune.Trainable):
     """A trial of one round, which may fail in its step or end its process in its reset."""
 

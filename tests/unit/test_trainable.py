@@ -137,6 +137,24 @@ def test_restore_outside_tune_brings_back_the_counters(tmp_path, form):
     assert last.iteration == 3
 
 
+def test_a_relative_path_can_be_restored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained(2).save("saved")
+    for path in ("saved", Path("saved")):
+        restored = GRPOTrainable({})
+        restored.restore(path)
+        assert restored.iteration == 2
+
+
+def test_a_stopped_trainable_says_so(tmp_path):
+    trainable = trained(1)
+    trainable.stop()
+    trainable.stop()
+    for use in (trainable.train, lambda: trainable.save(str(tmp_path / "saved"))):
+        with pytest.raises(RuntimeError, match=r"^the Trainable was stopped; create a new one"):
+            use()
+
+
 def test_load_checkpoint_brings_back_the_counters_too(tmp_path):
     trained(2).save(str(tmp_path / "saved"))
     restored = GRPOTrainable({})

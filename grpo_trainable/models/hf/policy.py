@@ -37,8 +37,8 @@ class HFPolicy(Policy):
         """Take over `model`, and turn off its dropout, because sampling uses no dropout.
 
         Raises:
-            ValueError: The model's logits are not hidden states times head. The message is one
-                line.
+            ValueError: The model does not compute its logits as hidden states times the output
+                head. The message is one line.
         """
         super().__init__()
         self.context_length, self.vocab_size = shape.context_length, shape.vocab_size

@@ -127,6 +127,14 @@ def test_hooks_that_a_logger_of_tune_brings_survive_as_well(caplog, tmp_path):
     assert "Broken.on_trial_result failed for trial trial" in caplog.text
 
 
+def test_a_trial_of_another_trainable_is_told_once_in_a_line_of_all_callbacks(caplog, tmp_path):
+    trial = FakeTrial(tmp_path / "of_rllib", num_env_runners=1, lr=1e-4)
+    play([BandsCallback(), ConsoleCallback()], trial, range(1, 3))
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{trial}: grpo_callbacks() record only trials of GRPO")
+    assert record.exc_info is None
+
+
 def test_refused_file_is_told_in_a_line(caplog, tmp_path):
     class Broken(FailSafeCallback):
         def on_trial_result(self, *args: Any, **info: Any) -> None:

@@ -22,6 +22,7 @@ from grpo_trainable.config import (
     choice_or_reference,
     converted,
     expand_set,
+    expanded,
     flatten,
     fresh_wanted,
     make_absolute,
@@ -499,8 +500,8 @@ def test_wrong_value_is_refused_by_name(data, text):
 def test_no_key_accepts_nonsense():
     nonsense = (object(), {}, [], b"x", 1j, -1, "\0", {3: {}})
     for key, value in itertools.product(CHECKS, nonsense):
-        if (key, value) == ("rollout.stop", []):
-            continue  # an empty list is valid: it overrides the task's default
+        if (key, value) in (("rollout.stop", []), ("task.options", {})):
+            continue  # valid: [] overrides the task's default, and {} is the default
         data: dict = {}
         set_dotted(data, key, value)
         assert error(data).startswith(f"{key}=")
@@ -545,6 +546,49 @@ def test_numbers_of_other_libraries_are_numbers():
     assert GRPOConfig.from_dict(nested(rounds=exact)).rounds == 2**53 + 1
     assert "must be an integer" in error(nested(k=np.float64(2.5)))
     assert "must be an integer" in error(nested(k=np.bool_(True)))
+
+
+def test_booleans_of_numpy_are_booleans():
+    import numpy as np
+
+    for value in (True, False):
+        config = GRPOConfig.from_dict(nested(task__strict=np.bool_(value), task__reward="a.py:f"))
+        assert config.task.strict is value
+    for other in (np.int64(1), 1, 0.0, "true", None, [], np.array([True, False])):
+        assert "must be true or false" in error(nested(task__strict=other))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "mapping"),
+    [
+        ({}, "task.reward_weights", {"answer": 1, "format": 0.5}),
+        ({"task": {"name": "reasoning_gym", "dataset": "sum"}}, "task.options", {"min_terms": 2}),
+        (
+            {"model": {"path": "org/chat", "chat_template": "on"}},
+            "model.template_args",
+            {"enable_thinking": False},
+        ),
+    ],
+)
+def test_a_json_object_may_be_a_mapping(settings, key, mapping):
+    section, name = key.split(".")
+    with_object = {**settings, section: {**settings.get(section, {}), name: mapping}}
+    with_text = {**settings, section: {**settings.get(section, {}), name: json.dumps(mapping)}}
+    config = GRPOConfig.from_dict(expanded(with_object))
+    assert config == GRPOConfig.from_dict(with_text)
+    assert GRPOConfig.from_dict(config.to_dict()) == config
+    nonsense = {**settings, section: {**settings.get(section, {}), name: {1: 2}}}
+    assert error(nonsense).startswith(f"{key}=")
+
+
+def test_a_path_object_is_a_path(tmp_path):
+    for path in (Path("words.txt"), "words.txt"):
+        given = {"task": {"keywords_file": path}, "model": {"path": Path("model")}}
+        config = GRPOConfig.from_dict(expanded(given, str(tmp_path)))
+        assert config.task.keywords_file == str(tmp_path / "words.txt")
+        assert config.model.path == str(tmp_path / "model")
+    given = {"task": {"keywords_file": Path("words.txt")}}
+    assert GRPOConfig.from_dict(given).task.keywords_file == "words.txt"
 
 
 @pytest.mark.parametrize("label", ["../up", "a/b", "a\\b", ".hidden", " a", "a\nb", "a" * 65])

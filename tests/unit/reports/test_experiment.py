@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from experiments import (
@@ -308,6 +310,13 @@ def test_a_trial_without_a_usable_config_is_left_out_and_named(experiment, conte
     assert "\n" not in problem
 
 
+def test_a_trial_of_rllib_is_named_as_such(tmp_path):
+    trial = write_trial(tmp_path, config(), [row(1)])
+    (trial / "params.json").write_text('{"_disable_action_flattening": -1, "num_env_runners": 0}')
+    with pytest.raises(ExperimentError, match="trials of RLlib have no report"):
+        read_experiment(tmp_path)
+
+
 def test_where_there_is_no_experiment_one_line_says_so(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
@@ -396,6 +405,56 @@ def test_settings_that_look_equal_in_a_label_are_numbered(tmp_path):
     arms = {arm: len(trials) for arm, trials in read_experiment(tmp_path).arms.items()}
 
     assert arms == {"sync 1": 2, "sync 2": 1}
+
+
+def of_tune(
+    directory: Path, name: str, params: dict[str, Any], rows: list[Any], **options: Any
+) -> None:
+    """Write a trial whose directory has the name that Tune gives it."""
+    write_trial(directory, {**params, "arm": "custom"}, rows, **options).rename(directory / name)
+
+
+def test_a_trial_that_failed_before_its_first_row_has_the_arm_of_trials_with_its_relative_path(
+    tmp_path,
+):
+    for seed in (0, 1):
+        used = {"task.reward": "/home/user/my.py:score"}
+        params = {**config("sync", seed, **used), "task": {"reward": "my.py:score"}}
+        rows = [{**row(1), "config": {**config("sync", seed, **used), "arm": "custom"}}]
+        name = f"GRPO_45ecf_0000{seed}_{seed}_seed={seed}_2026-11-28_07-21-0{seed}"
+        failure = {"error": "ActorFailed: a machine"} if seed else {}
+        of_tune(tmp_path, name, params, [] if seed else rows, **failure)
+    trials = read_experiment(tmp_path).trials
+
+    assert [(trial.arm, trial.round) for trial in trials] == [("custom", 1), ("custom", 0)]
+    assert {trial.config.task.reward for trial in trials} == {"/home/user/my.py:score"}
+
+
+def test_of_a_failed_trial_that_was_restarted_only_the_new_trial_counts(tmp_path):
+    failed = {"error": "ActorFailed: a machine"}
+    first = "GRPO_22a66_00000_0_seed=0_2026-11-28_07-05-47"
+    second = "GRPO_dd53c06a_0_seed=0_2026-11-28_07-07-54"
+    third = "GRPO_219a0d75_0_seed=0_2026-11-28_08-07-54"
+    of_tune(tmp_path, first, config("sync"), [row(1)], **failed)
+    of_tune(tmp_path, second, config("sync"), [], **failed)
+    of_tune(tmp_path, third, config("sync"), [row(1)])
+    # Trials of one fit() that have equal settings are not restarts of each other.
+    failing = "GRPO_22a66_00001_1_2026-11-28_07-05-47"
+    of_tune(tmp_path, failing, config("sync"), [row(1)], **failed)
+    # These trials do not end in a failure.
+    of_tune(tmp_path, "GRPO_22a66_00002_2_2026-11-28_07-05-47", config("sync", 1), [row(1)])
+    of_tune(tmp_path, "GRPO_22a67_00002_2_2026-11-28_08-05-47", config("sync", 1), [row(1)])
+    record = read_experiment(tmp_path)
+
+    left_out = {first, second}
+    names = {trial.name for trial in record.trials}
+    assert names == {path.name for path in tmp_path.iterdir()} - left_out
+    assert record.problems == [
+        f"{first} failed after round 1 of 96: ActorFailed: a machine. It was started again as "
+        f"{second}, and only the new trial counts",
+        f"{second} failed after round 0 of 96: ActorFailed: a machine. It was started again as "
+        f"{third}, and only the new trial counts",
+    ]
 
 
 def test_a_trial_without_an_arm_has_the_name_that_tune_gave_it(tmp_path):

@@ -104,8 +104,38 @@ def test_values_are_checked_with_the_values_of_the_other_parameters(settings, op
 def test_settings_that_are_never_valid_are_refused():
     with pytest.raises(ConfigError, match=r"^optim.lr=fast"):
         system_space({"optim": {"lr": "fast"}})
-    with pytest.raises(ConfigError, match="rounds"):
-        system_space({"rounds": 8})
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"rounds": 8}, r"^rounds=8: .* leave it out, and use system_space\(rounds=8\)$"),
+        ({"buffer_capacity": 3}, r"^buffer_capacity=3: .*system_space\(buffer_capacities=\[3\]\)$"),
+        ({"lag": 1}, r"^lag=1: .*system_space\(lags=\[1\]\)$"),
+        ({"set": {"own": "k=2"}}, r"^k=2: .*system_space\(ks=\[2\]\)$"),
+        ({"placement": "colocated"}, r"^placement=colocated: .*; leave it out$"),
+        ({"eval": {"every": 2}}, r"^eval.every=2: .*; leave it out$"),
+    ],
+)
+def test_settings_that_the_space_chooses_are_refused(settings, advice):
+    with pytest.raises(ConfigError, match=advice):
+        system_space(settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ks": []}, r"^ks=\[\]: must have at least one value$"),
+        ({"ks": 3}, r"^ks=3: must be a list, such as \[3\]$"),
+        ({"k_modes": "same_batch"}, r"^k_modes=same_batch: must be a list"),
+        ({"buffer_capacities": ()}, r"^buffer_capacities=\[\]: must have at least one value$"),
+        ({"rounds": None}, "^rounds=none: must be"),
+        ({"rounds": "8"}, "^rounds=.*8.*: must be"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        system_space(**options)
 
 
 def test_single_values_fix_what_they_are_given_for():

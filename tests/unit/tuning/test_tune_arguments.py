@@ -227,7 +227,9 @@ def test_trials_too_short_for_their_lag_are_told_and_get_no_margin(command):
 
 
 def test_an_existing_experiment_is_not_started_again(command, tmp_path):
-    (tmp_path / "storage" / "mine").mkdir(parents=True)
+    directory = tmp_path / "storage" / "mine"
+    directory.mkdir(parents=True)
+    (directory / EXPERIMENT_FILE).write_text("{}")
 
     refused(command(*SPACE, "--name", "mine"), "mine exists", "--resume")
 
@@ -664,6 +666,9 @@ def test_a_resume_refuses_an_experiment_of_somebodys_own_tuner(option, command, 
     (tmp_path / "storage" / "own" / "trial").mkdir(parents=True)
     (tmp_path / "storage" / "own" / "trial" / "result.json").write_text("{}\n")
     refused(command(option, "--name", "own"), option, "own Tuner started", "tune.Tuner.restore")
+    status, _, error = command(*SPACE, "--name", "own")
+    assert status == 2
+    assert error.endswith("exists; choose another name\n")
 
 
 def test_a_resume_refuses_another_space(of_a_file, command, tmp_path):

@@ -53,6 +53,9 @@ class FakeTrial:
     def init_local_path(self) -> None:
         self.has_directory = True
 
+    def is_finished(self) -> bool:
+        return self.status in (Trial.TERMINATED, Trial.ERROR)
+
 
 class FakeController:
     """A controller that adds trials to a scheduler and starts the chosen trials, as Tune does."""
@@ -67,6 +70,9 @@ class FakeController:
 
     def get_trials(self) -> list[FakeTrial]:
         return self.trials
+
+    def get_live_trials(self) -> list[FakeTrial]:
+        return [trial for trial in self.trials if not trial.is_finished()]
 
     def start(self) -> str | None:
         """Return the trial that the scheduler lets Tune start in its next step."""
@@ -145,6 +151,98 @@ def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
     assert trial.max_failures == 1
     assert trial.status == Trial.PENDING
     assert c.start() is None
+
+
+# ---- Synchronous PBT -----------------------------------------------------------------------------
+
+
+class Population(FakeController):
+    """Trials under synchronous PBT, which compares trials every four rounds and copies none."""
+
+    def __init__(self, **rounds: int) -> None:
+        self.rounds = rounds  # finished rounds of each trial
+        self.since_start = dict.fromkeys(rounds, 0)
+        scheduler = PBT(
+            time_attr="training_iteration",
+            **{"metric": "reward", "mode": "max", "synch": True, "quantile_fraction": 0},
+            perturbation_interval=4,
+            hyperparam_mutations={"lr": [1, 2]},
+        )
+        super().__init__(scheduler, [FakeTrial(name) for name in rounds])
+
+    def trial(self, name: str) -> FakeTrial:
+        return next(trial for trial in self.trials if trial.trial_id == name)
+
+    def round(self, name: str) -> str:
+        """Finish a round of a trial and return the decision of the scheduler."""
+        self.rounds[name] += 1
+        self.since_start[name] += 1
+        trial = self.trial(name)
+        row = {
+            "training_iteration": self.rounds[name],
+            "iterations_since_restore": self.since_start[name],
+            "reward": 0.5,
+        }
+        decision = self.scheduler.on_trial_result(self, trial, row)
+        trial.set_status(Trial.PAUSED if decision == "PAUSE" else Trial.RUNNING)
+        return decision
+
+    def run_to_pause(self, name: str) -> int:
+        """Run a trial until the scheduler pauses it, and return the number of its rounds."""
+        while self.round(name) == "CONTINUE":
+            assert self.rounds[name] < 100
+        return self.rounds[name]
+
+    def started(self) -> set[str]:
+        """Start every trial that may run, and return their names."""
+        names: set[str] = set()
+        while name := self.start():
+            self.trial(name).set_status(Trial.RUNNING)
+            names.add(name)
+        return names
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "pauses"), [(0, 0, [4, 8]), (11, 11, [12, 16]), (12, 10, [16, 20])]
+)
+def test_restored_trials_are_compared_in_equal_rounds_at_multiples_of_the_interval(a, b, pauses):
+    population = Population(a=a, b=b)
+    for rounds in pauses:
+        assert population.started() == {"a", "b"}
+        paused: set[str] = set()
+        while len(paused) < 2:  # the trials take turns
+            for name in sorted({"a", "b"} - paused):
+                if population.round(name) == "PAUSE":
+                    paused.add(name)
+        assert population.rounds == {"a": rounds, "b": rounds}
+
+
+def test_a_trial_that_waits_for_an_earlier_comparison_is_started_again_after_a_restore():
+    population = Population(a=12, b=11)
+    population.started()
+    assert population.run_to_pause("b") == 12
+    assert population.round("a") == "CONTINUE"  # round 13: the next comparison is after round 16
+    assert population.started() == {"b"}
+
+
+def test_a_retried_trial_is_not_compared_before_the_round_in_which_others_wait():
+    population = Population(a=0, b=0)
+    population.started()
+    assert [population.run_to_pause("a"), population.run_to_pause("b")] == [4, 4]
+    population.started()
+    assert population.run_to_pause("a") == 8
+    population.scheduler.on_trial_add(population, population.trial("b"))  # as Tune does
+    assert population.run_to_pause("b") == 8
+
+
+def test_trials_go_on_when_the_trial_that_they_waited_for_fails():
+    population = Population(a=0, b=0, c=0)
+    population.started()
+    assert [population.run_to_pause("a"), population.run_to_pause("b")] == [4, 4]
+    assert population.started() == set()
+    population.trial("c").set_status(Trial.ERROR)
+    assert population.started() == {"a", "b"}
+    assert population.run_to_pause("a") == 8
 
 
 # ---- Reused processes ----------------------------------------------------------------------------

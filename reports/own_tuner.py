@@ -1,0 +1,88 @@
+"""Trials of a user's own Tuner: relative paths in their settings, and restarted trials."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from grpo_trainable.config import ConfigError, GRPOConfig, flatten, make_absolute, set_dotted
+from reports.records import TrialRecord
+
+# The name that Tune gives a trial's directory: TRAINABLE_ID_NUMBER_SETTINGS_DATE. The number is
+# unique within one run of `fit()`, and a restarted trial keeps it.
+DIRECTORY = re.compile(
+    r"(?P<trainable>.+)_(?:[0-9a-f]{5}_\d{5,}|[0-9a-f]{8})_(?P<tag>\d+(?:_.*)?)"
+    r"_(?P<date>\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)"
+)
+
+
+def with_absolute_paths(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials, in which trials without rows have absolute paths if these are known.
+
+    Rows contain absolute paths. Without rows, the settings are read from params.json, which
+    contains the paths as the user wrote them. A trial with rows and the same relative path tells
+    which absolute path it means.
+    """
+    if all(trial.stretches for trial in trials):
+        return list(trials)
+    known = {}
+    for trial in trials:
+        if trial.stretches:
+            used = flatten(trial.config.to_dict())
+            with suppress(ConfigError):  # params.json is damaged
+                given = _relative_paths(GRPOConfig.from_dict(trial.params))
+                known |= {(key, repr(value)): used[key] for key, value in given}
+    return [trial if trial.stretches else _with_paths(trial, known) for trial in trials]
+
+
+def _with_paths(trial: TrialRecord, known: Mapping[tuple[str, str], object]) -> TrialRecord:
+    settings = trial.config.to_dict()
+    for key, value in _relative_paths(trial.config):
+        set_dotted(settings, key, known.get((key, repr(value)), value))
+    return replace(trial, config=GRPOConfig.from_dict(settings))
+
+
+def _relative_paths(config: GRPOConfig) -> Iterator[tuple[str, object]]:
+    """Yield the key and the value of each setting that contains a relative path."""
+    settings = config.to_dict()
+    absolute = flatten(make_absolute(settings, "/"))
+    for key, value in flatten(settings).items():
+        if absolute[key] != value:
+            yield key, value
+
+
+def without_restarted(trials: Sequence[TrialRecord], problems: list[str]) -> list[TrialRecord]:
+    """Leave out each failed trial that was started again as a new trial.
+
+    `tune.Tuner.restore(…, restart_errored=True)` gives each restarted trial a new directory.
+
+    Args:
+        trials: The trials of all runs.
+        problems: Receives a line for each trial that is left out.
+    """
+    newest: dict[tuple[str, str, str], TrialRecord] = {}
+    restarted = {}  # name of a trial -> the trial with the same number and settings after it
+    for parts, trial in sorted(_named_by_tune(trials), key=lambda found: found[0]["date"]):
+        key = (parts["trainable"], parts["tag"], json.dumps(trial.params, sort_keys=True))
+        if key in newest:
+            restarted[newest[key].name] = trial
+        newest[key] = trial
+    counted = []
+    for trial in trials:
+        if trial.failed and trial.name in restarted:
+            problems.append(
+                f"{trial.name} {trial.status}. It was started again as "
+                f"{restarted[trial.name].name}, and only the new trial counts"
+            )
+        else:
+            counted.append(trial)
+    return counted
+
+
+def _named_by_tune(trials: Sequence[TrialRecord]) -> Iterator[tuple[re.Match[str], TrialRecord]]:
+    for trial in trials:
+        if parts := DIRECTORY.fullmatch(trial.name):
+            yield parts, trial
