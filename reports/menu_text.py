@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 REWARD, RATIO = "{:+.3f}", "{:.2f}x"
 PARETO = "†"  # follows the name of an arm in the Pareto set
-# The costs of more prompts and of more seeds are called the same if their ratio differs from 1 by at
+# The costs of more prompts and of more seeds count as the same if their ratio differs from 1 by at
 # most this number.
 ALIKE = 0.1
 MAX_SEEDS = 20  # --max-seeds in a suggested command, unless there are already more seeds
@@ -232,13 +232,13 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     if needed:
         number = f"--num-samples {max(needed)}"
         every = menu.design.may_grow or len(needed) == len(menu.others)
-        arms = "" if every else f"--set arm={','.join([menu.baseline.arm, *named])}, "
+        arms = "" if every else f"--set arm={','.join([menu.baseline.arm, *named])} and "
         said.append(
             f"To run these seeds: launch/tune.py --extend {number}, with the --name and "
             "--storage of this experiment."
             if menu.design.may_grow
-            else f"To run the new experiment, repeat this experiment's command with {arms}{number}, "
-            "another --name, and a --seed above all seeds used so far."
+            else "To run the new experiment, repeat this experiment's command with "
+            f"{arms}{number}, another --name, and a --seed above all seeds used so far."
         )
         if min(needed) < max(needed) or (every and len(needed) < len(menu.others)):
             said.append(

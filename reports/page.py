@@ -150,7 +150,8 @@ def _head(
     answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
     answered += f'<p class="note">{escaped(no_verdict)}</p>\n' if no_verdict else ""
     return (
-        f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n{_arms_run(experiment)}"
+        f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
+        f"{_arms_run(experiment)}"
         f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
         f"{answered}{_warnings(comparison, experiment)}</header>"
     )
@@ -412,7 +413,7 @@ def _changes_section(comparison: Comparison) -> str:
         "all seeds, so their ends can come from different seeds. "
         f"If a figure rests on n &lt; {changes.ENOUGH} responses before or after "
         f"training, its threshold is wider by a factor of √({changes.ENOUGH} / n), because chance "
-        f"moves such a figure further. Even when wider, a threshold given in % is at most "
+        "moves such a figure further. Even when wider, a threshold given in % is at most "
         f"± {changes.MAX_RELATIVE:.0%}. "
         "An n-gram is a sequence of n words, and a word is an unbroken sequence of letters and "
         "digits. Upper and lower case count as equal. In a language written without spaces, a "

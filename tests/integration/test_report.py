@@ -228,6 +228,7 @@ def test_the_page_has_the_rows_of_the_commands_table(full):
             numbers = re.findall(r"[\d.]+x?", cell.partition("(")[0]) if "k" not in cell else [cell]
             assert all(number in words for number in numbers)
     assert SPACE.question[1:] in words
+    assert f"Arms run: 3 of {len(SPACE.arms)}." in words
     assert "relative to colocated_k1" in words
     assert "Speed-ups are geometric means over the seeds, with their 95% intervals." in words
 

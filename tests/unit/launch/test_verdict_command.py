@@ -282,12 +282,15 @@ def test_to_decide_counts_the_seeds_that_the_note_says_how_to_run(command, tmp_p
     assert own["seeds_missing"] == own["seeds_needed"] > 0
     assert "To decide: the number of seeds of a new experiment that" in text
     assert f"this experiment's command with --num-samples {own['seeds_needed']}, another" in text
-    assert "runs every arm" not in text
+    assert "This command also runs" not in text
     assert "--extend" not in text
     assert "would probably take a new experiment of " in text
     # The printed command runs every arm, and the price counts the undecided arm.
     _, text = told({**wide, THIRD: SAME[OTHER]}, "--max-seeds", 50)
-    assert "This command runs every arm, also those that need fewer seeds or none." in text
+    assert "This command also runs arms that need fewer seeds or none." in text
+    # A new experiment runs only the arms that need it.
+    _, text = told({**wide, THIRD: SAME[OTHER]})
+    assert f"with --set arm={BASE},{OTHER} and --num-samples " in text
 
 
 def test_a_recorded_maximum_is_used_and_no_other_is_accepted(command, tmp_path):

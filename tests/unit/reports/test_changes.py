@@ -330,6 +330,13 @@ def test_a_change_measured_on_a_sample_must_exceed_its_threshold_by_two_standard
     assert len(Change(**ends, errors=[0.04, 0.04])._beyond(1)) == 2  # 0.4 > 0.3 + 0.08
     several = Change(**ends, errors=[0.04, 0.06])  # 0.3 + 0.12
     assert list(several.in_short()) == ["reference NLL +0.40 in 1 of 2 seeds"]
+    unsure = Change(**ends, errors=[0.06, 0.06])
+    assert not unsure.moved
+    assert unsure.named
+    doubt = ", unsure: within its noise"
+    assert list(unsure.in_short()) == [f"reference NLL +0.40 in 2 of 2 seeds{doubt}"]
+    below = Change(**{**ends, "after": [1.1, 1.1]}, errors=[0.06, 0.06])
+    assert not below.named
 
 
 def test_a_trial_without_a_later_evaluation_is_not_said_to_be_unchanged(experiment):

@@ -48,8 +48,8 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
     # 0.9 - 0.6.
     assert [row[:3] for row in found.rows()] == [
         ("lag0", "0.700 (0.600 to 0.800)", "+0.000"),
-        ("lag1", "0.800 (0.700 to 0.900)", "+0.100 (-0.100 to +0.300)"),
-        ("lag4", "0.500", "-0.200 (-0.300 to -0.100)"),
+        ("lag1", "0.800 (0.700 to 0.900)", "+0.100 (seeds: -0.100 to +0.300)"),
+        ("lag4", "0.500", "-0.200 (seeds: -0.300 to -0.100)"),
     ]
 
 
@@ -61,7 +61,7 @@ def test_a_difference_is_the_mean_of_the_differences_as_in_the_menu(tmp_path):
     found = answered(directory)
     assert found is not None
     # The median would be 0.
-    assert found.rows()[1][1:3] == ("0.500 (0.500 to 0.800)", "+0.100 (+0.000 to +0.300)")
+    assert found.rows()[1][1:3] == ("0.500 (0.500 to 0.800)", "+0.100 (seeds: +0.000 to +0.300)")
 
 
 def test_the_speed_of_a_slow_model_is_not_zero(tmp_path):
