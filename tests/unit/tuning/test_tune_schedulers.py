@@ -46,6 +46,7 @@ class FakeTrial:
         self.config: dict[str, Any] = {"lr": 1}
         self.evaluated_params: dict[str, Any] = {}
         self.experiment_tag = self.trial_id
+        self.temporary_state = SimpleNamespace(saving_to=None)  # older Ray reads it
 
     def set_status(self, status: str) -> None:
         self.status = status
