@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, cycle, islice
 from random import Random
@@ -100,9 +101,13 @@ def held_out(number: int) -> list[Problem]:
 
 def problem(key: str, *, held_out: bool) -> Problem:
     """Return the problem for `key`, either a held-out problem or a training problem."""
-    rng = Random(f"grade school {key}")
+    return first(_problem, Random(f"grade school {key}"), held_out=held_out)
+
+
+def first(draw: Callable[[Random], Problem], rng: Random, *, held_out: bool) -> Problem:
+    """Draw problems, and return the first one that is, or is not, held out."""
     while True:
-        own = _problem(rng)
+        own = draw(rng)
         if own.is_held_out == held_out:
             return own
 

@@ -13,7 +13,7 @@ from itertools import count, islice
 from random import Random
 from typing import Any
 
-from grade_school import BOXES, GAINS, LOSSES, NAMES, ONE_PILE, QUESTION, THINGS, Problem
+from grade_school import BOXES, GAINS, LOSSES, NAMES, ONE_PILE, QUESTION, THINGS, Problem, first
 
 from grpo_trainable.environments.calculator import CALL, Calculator, calculate
 from grpo_trainable.environments.environment import fields_of
@@ -83,11 +83,7 @@ def transcript(own: Problem) -> list[dict[str, str]]:
 
 def problem(key: str, *, held_out: bool) -> Problem:
     """Return the problem for `key`, either a held-out problem or a training problem."""
-    rng = Random(f"tool {key}")
-    while True:
-        own = _problem(rng)
-        if own.is_held_out == held_out:
-            return own
+    return first(_problem, Random(f"tool {key}"), held_out=held_out)
 
 
 def _problem(rng: Random) -> Problem:

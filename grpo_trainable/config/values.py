@@ -489,7 +489,7 @@ def converted(key: str, value: Any, check: Check) -> Any:
         return None
     try:
         return check.convert(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         advice = _nearest_choice(value, check) or _one_value(value) or check.advice
         hint = f"; {advice}" if advice else ""
         raise ConfigError(f"{key}={shown(value)}: must be {check.expected}{hint}") from None

@@ -79,6 +79,9 @@ class TrialStorage:
 
         After an OSError, the copied part of the checkpoint is removed, and the error is raised
         again. If that part is in an object store, it is removed later.
+
+        Raises:
+            OSError: The checkpoint was not written, or the object store lacks a file of it.
         """
         context = self._context
         assert context is not None
@@ -91,6 +94,7 @@ class TrialStorage:
         context.current_checkpoint_index = before = newest_index(context)
         try:
             yield str(directory)
+            _verify_copy(directory, path_on(context.storage_filesystem, context.checkpoint_fs_path))
         except OSError:
             # A partial copy would take up disk space that is already short. An object store that
             # has just failed gets no further request: the partial copy in the store is removed
@@ -262,6 +266,20 @@ class TrialStorage:
         if rows_follow and isinstance(directory, StoredPath):
             return round_of_last_row(directory / EXPR_RESULT_FILE)
         return math.inf
+
+
+def _verify_copy(directory: Path, copy: AnyPath) -> None:
+    """Raise OSError if an object store lacks a file of a directory that was copied to it.
+
+    If the store refuses a small file, pyarrow's `copy_files`, which Tune calls, raises no error.
+    """
+    if isinstance(copy, Path):
+        return
+    sizes = copy.files()
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        relative = path.relative_to(directory).as_posix()
+        if sizes.get(relative) != path.stat().st_size:
+            raise OSError(f"the store did not accept {copy.name}/{relative}")
 
 
 def _is_ahead(path: AnyPath, last: float) -> bool:

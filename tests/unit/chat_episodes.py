@@ -175,7 +175,7 @@ def by_hand(
     return ids, mask
 
 
-def rendered_anew(tokenizer: Tokenizer, prompts: Prompts, group: RolloutGroup, said: list[str]):
+def rendered_again(tokenizer: Tokenizer, prompts: Prompts, group: RolloutGroup, said: list[str]):
     """Render all messages of a conversation except the last again, and return the ids."""
     messages = [{"role": "user", "content": f"go {group.prompt_index}"}]
     for text in said[:-1]:
@@ -236,8 +236,8 @@ def check_many_episodes(
             if finished:
                 assert len(found) == len(ids)
                 said = [tokenizer.decode(action.ids) for action in actions]
-                anew = rendered_anew(tokenizer, prompts, group, said)
-                otherwise += [*group.prompt_ids.tolist(), *found[:-1]] != anew
+                again = rendered_again(tokenizer, prompts, group, said)
+                otherwise += [*group.prompt_ids.tolist(), *found[:-1]] != again
     assert len(played) * GROUP_SIZE >= 200
     assert retokenised == 0
     assert whole > 0.3 * groups * GROUP_SIZE

@@ -507,6 +507,13 @@ def test_no_key_accepts_nonsense():
         assert error(data).startswith(f"{key}=")
 
 
+@pytest.mark.parametrize("key", ["task.reward_weights", "task.mix", "task.reward"])
+def test_json_that_is_nested_too_deeply_is_refused_in_a_line(key):
+    data: dict = {}
+    set_dotted(data, key, '{"a":' * 100_000)
+    assert error(data).startswith(f"{key}=")
+
+
 def test_none_is_valid_only_where_it_has_a_meaning():
     for key in (key for key, check in CHECKS.items() if not check.optional):
         data: dict = {}

@@ -46,6 +46,9 @@ class FakeTrial:
         self.config: dict[str, Any] = {"lr": 1}
         self.evaluated_params: dict[str, Any] = {}
         self.experiment_tag = self.trial_id
+        # Older versions of Ray save all trials when they compare them.
+        self.temporary_state = SimpleNamespace(saving_to=None)
+        self.checkpoint = None
 
     def set_status(self, status: str) -> None:
         self.status = status
@@ -169,6 +172,9 @@ class Population(FakeController):
             hyperparam_mutations={"lr": [1, 2]},
         )
         super().__init__(scheduler, [FakeTrial(name) for name in rounds])
+
+    def _schedule_trial_save(self, trial: FakeTrial, result: object) -> None:
+        """Save nothing, because no trial is copied."""
 
     def trial(self, name: str) -> FakeTrial:
         return next(trial for trial in self.trials if trial.trial_id == name)
