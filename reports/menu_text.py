@@ -29,7 +29,7 @@ from reports.menu import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import COUNTED, Comparison
+from reports.summary import COUNTED, MARK, Comparison
 
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
@@ -45,6 +45,7 @@ HEADER = (
     "to decide",
 )
 MAY_BE_EMPTY = ("speed-up", "at equal cost", "power", "to decide")
+EMPTY = {"-", MARK}
 
 
 def menu_or_reason(
@@ -143,7 +144,7 @@ def rows(menu: Menu) -> list[tuple[str, ...]]:
 def shown(menu: Menu) -> list[tuple[str, ...]]:
     """Return the header and the rows without the columns of `MAY_BE_EMPTY` that have no figure."""
     columns = zip(HEADER, *rows(menu), strict=True)
-    kept = [own for own in columns if own[0] not in MAY_BE_EMPTY or set(own[1:]) != {"-"}]
+    kept = [own for own in columns if own[0] not in MAY_BE_EMPTY or not EMPTY.issuperset(own[1:])]
     return list(zip(*kept, strict=True))
 
 
@@ -255,8 +256,8 @@ def _said_of_disturbed_rounds(menu: Menu) -> list[str]:
         return []
     return [
         f"{COUNTED}: this speed includes rounds that other processes disturbed "
-        f"({'; '.join(arms)}). The percentage is the share of the machine that other processes "
-        "took."
+        f"({'; '.join(arms)}). The percentage is the share of the machine's CPU time that other "
+        "processes took."
     ]
 
 
@@ -270,8 +271,7 @@ def _said_of_pareto_set(menu: Menu) -> str:
     left_out = [
         row.arm
         for row in menu.rows
-        if row.exact_lag
-        or (row is not menu.baseline and None in (row.speed, row.cost, row.judgement))
+        if row is not menu.baseline and None in (row.speed, row.cost, row.judgement)
     ]
     if not left_out:
         return told
@@ -417,11 +417,11 @@ def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
         return (arm, *ratios, "-", "baseline", "-", "-", "-")
     if own is None:
         nothing = ("-", row.verdict, "-" if row.faults else "0", "-", "-")
-        return (arm, _ratio(row.speed), _ratio(row.cost), *nothing)
+        return (arm, _ratio(row, row.speed), _ratio(row, row.cost), *nothing)
     return (
         arm,
-        _ratio(row.speed),
-        _ratio(row.cost),
+        _ratio(row, row.speed),
+        _ratio(row, row.cost),
         f"{written(own.difference, REWARD)}{_bounds(own)}",
         own.verdict,
         str(own.seeds),
@@ -430,9 +430,9 @@ def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
     )
 
 
-def _ratio(own: Contrast | None) -> str:
+def _ratio(row: MenuRow, own: Contrast | None) -> str:
     if own is None:
-        return "-"
+        return MARK if row.disturbed else "-"
     interval = own.shown_interval("{:.2f}")
     mark = f" {COUNTED}" if own.counted_disturbed else ""
     return f"{written(own.value, RATIO)}{f' ({interval})' if interval else ''}{mark}"

@@ -492,8 +492,9 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
         '<section id="examples">\n<h2>Before and after</h2>\n'
         "<p>The first response to each prompt, before training and at the latest evaluation. The "
         "prompts are the first held-out prompts, not a selection. Scores after the reward "
-        "are its parts, without their weights. “format” judges the form of the response, and "
-        "“answer” judges its answer. The reward is not always the sum of these scores.</p>\n"
+        "are its parts, without their weights. “format” is 1 if the response has the form that "
+        "the task asks for, and “answer” judges its answer. In the built-in tasks, the reward is "
+        "“answer” alone.</p>\n"
         + "\n".join(blocks)
         + "\n</section>"
     )

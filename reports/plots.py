@@ -132,16 +132,18 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
     missing = "No held-out evaluation was recorded."
     noise = " Small gaps can be noise: see “Which arms differ”." if len(arms) > 1 else ""
     reward = "held-out reward"
+    two_points = _not_joined(arms, held_out_by(lambda t, n, row: n))
     wall_clock = lines(
-        arms,
+        _timed(arms, comparison),
         name="reward_wall_clock",
         title="Held-out reward over wall-clock time",
         look=f"{_beware(comparison)}Compare arms here if waiting time matters most: an arm whose "
         "curve lies further to the left learns faster. The clock starts with round 1 and excludes "
-        "evaluation and checkpoints.",
+        f"evaluation and checkpoints.{two_points}",
         x_label="wall-clock, seconds",
         y_label=reward,
         series=held_out_by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),
+        joined=LEAST_JOINED,
         missing=missing,
     )
     return [
@@ -151,10 +153,11 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Held-out reward over rounds",
             look="The reward on prompts that are never trained on. Higher is better. Do not "
             "compare arms here if they train on different numbers of samples per round. If curves "
-            "coincide, the wider line lies behind the narrower one.",
+            f"coincide, the wider line lies behind the narrower one.{two_points}",
             x_label="round",
             y_label=reward,
             series=held_out_by(lambda t, n, row: n),
+            joined=LEAST_JOINED,
             missing=missing,
         ),
         lines(
@@ -162,10 +165,11 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="reward_samples",
             title="Held-out reward over samples",
             look="This is the fair comparison of what arms learn: an arm with a lower curve learns "
-            f"less from the same samples.{noise}",
+            f"less from the same samples.{noise}{two_points}",
             x_label="responses trained on",
             y_label=reward,
             series=held_out_by(lambda t, n, row: samples(t, row)),
+            joined=LEAST_JOINED,
             missing=missing,
         ),
         wall_clock,
@@ -245,6 +249,25 @@ def _held_out_of(quantity: str) -> Series:
     return series
 
 
+def _not_joined(arms: Arms, series: Series) -> str:
+    """Return a remark if the points of an arm are too few to be joined by a line."""
+    if all(len(curve(trials, series)) >= LEAST_JOINED for trials in arms.values()):
+        return ""
+    return " An arm with only two points has no line, because the path between them is unknown."
+
+
+def _timed(arms: Arms, comparison: Comparison) -> Arms:
+    """Return the trials whose seconds count, as in `Comparison.totals`."""
+    return {
+        arm: [
+            trial
+            for trial in trials
+            if trial.pace is None or trial.pace.comparable or not comparison.comparable(arm)
+        ]
+        for arm, trials in arms.items()
+    }
+
+
 def _beware(comparison: Comparison) -> str:
     """Return a warning for the start of a text if other processes disturbed an arm's seconds."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
@@ -252,6 +275,9 @@ def _beware(comparison: Comparison) -> str:
     left_out = (
         f"Not comparable, because other processes used the machine: {named}. " if disturbed else ""
     )
+    excluded = {arm for arm, own in comparison.arms.items() if not all(t.comparable for t in own)}
+    if excluded - set(disturbed):
+        left_out += "Trials that the table of arms excludes are left out here too. "
     counted = _counted(comparison)
     return left_out + (f"{counted.strip()} " if counted else "")
 
@@ -287,8 +313,8 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             _ratio_bars(comparison, comparison.speed),
             name="speed_up",
             title="Speed-up",
-            look=f"Samples per second {relative}. Use this plot if you have the devices anyway: a "
-            "longer bar means higher speed. Whiskers show the 95% interval. If the interval "
+            look=f"Samples per second {relative}. Use this plot if the devices would otherwise "
+            "stand idle: a longer bar means higher speed. Whiskers show the 95% interval. If the interval "
             "includes 1, there is no clear difference. A question mark means that the arm is not "
             "comparable, because other processes used the machine."
             f"{_counted(comparison)}",
@@ -345,7 +371,14 @@ def _no_bar(comparison: Comparison) -> str:
 
 
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
+    arms = _timed(arms, comparison)
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
+    exact = (
+        " With an exact lag, round 1 samples lag + 1 batches, and the last rounds, as many as the "
+        "lag, sample none."
+        if comparison.exact_lags
+        else ""
+    )
     seconds = {arm: stage_seconds(trials, responses=100) for arm, trials in arms.items()}
     timed = any(any(stages.values()) for stages in seconds.values())
     missing = None if timed else "No round recorded time/…_s."
@@ -374,7 +407,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Seconds of each round, by stage",
             look="One panel per arm, with the medians over its trials. Only rounds with an "
             "evaluation have a layer eval. The other layers should be steady. If a layer grows or "
-            "spikes, look at the trace of that round.",
+            f"spikes, look at the trace of that round.{exact}",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -442,8 +475,6 @@ def _drift(arms: Arms) -> list[Plot]:
                 missing=no_kl,
             )
         )
-    unjoined = " An arm with only two points has no line, because the path between them is unknown."
-    has_unjoined = any(len(curve(trials, frontier)) < LEAST_JOINED for trials in arms.values())
     plots.append(
         lines(
             arms,
@@ -451,8 +482,8 @@ def _drift(arms: Arms) -> list[Plot]:
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Each point is an "
             "evaluation. Compare arms at equal KL or at equal reward: more held-out reward at "
-            f"equal KL is better, and so is less KL at equal reward.{unjoined * has_unjoined} The "
-            "KL is never negative. Its estimate can be, because an older policy sampled the "
+            "equal KL is better, and so is less KL at equal reward."
+            f"{_not_joined(arms, frontier)} The KL is never negative. Its estimate can be, because an older policy sampled the "
             "responses: read a point slightly below 0 as a KL near 0. A point far below 0 means "
             "that the policy has moved far from the weights that sampled."
             f"{_sampled(arms, band=False)}",
@@ -520,20 +551,21 @@ def _clip(arms: Arms) -> bool:
 def _sampled(arms: Arms, *, band: bool = True) -> str:
     """Return a remark for plots of metrics that are measured on a sample of the responses."""
     sampled = [
-        trials
-        for trials in arms.values()
+        arm
+        for arm, trials in arms.items()
         if any(any(trial.column(f"kl/reference_nats{SE}")) for trial in trials)
     ]
     if not sampled:
         return ""
-    measured = {schedule.monitored_responses(trials[0].config) for trials in sampled}
+    measured = {schedule.monitored_responses(arms[arm][0].config) for arm in sampled}
     numbers = " or ".join(sorted(map(str, measured)))
-    some = "on all responses in some arms, and in the others " * (len(sampled) < len(arms))
     several = any(len(trials) > 1 for trials in arms.values())
-    covers = "is wider by" if several else "covers"
-    errors = f"{STANDARD_ERRORS:g} standard errors on either side"
-    shown = f" The band {covers} {errors}." if band else ""
-    return f" Measured {some}on {numbers} responses of each round, drawn at random.{shown}"
+    beyond = " beyond the lowest and the highest trial" if several else " on either side"
+    shown = f" The band covers {STANDARD_ERRORS:g} standard errors{beyond}." if band else ""
+    drawn = f"on {numbers} responses of each round, drawn at random."
+    if len(sampled) == len(arms):
+        return f" Measured {drawn}{shown}"
+    return f" In {', '.join(sampled)}, measured {drawn}{shown} In the other arms, on all responses."
 
 
 def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
@@ -542,6 +574,9 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         for arm, trials in arms.items()
     }
     changed = {arm: files[trials[0].name] for arm, trials in arms.items()}
+    configs = [trial.config for trials in arms.values() for trial in trials]
+    has_bounded = any(config.lag and config.lag_mode != "exact" for config in configs)
+    slow = " If an asynchronous arm is mostly at lag 0, its generators are slower than its learner."
     histogram = "; ".join(
         f"{arm}: " + ", ".join(f"lag {lag} {share:.0%}" for lag, share in sorted(lags.items()))
         for arm, lags in shares.items()
@@ -570,7 +605,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             look=f"The first {FIRST_ROUNDS} rounds. A version counts the gradient steps so far. "
             "Solid: the version of the learner. Dotted: the version of the generator. A gap "
             "between the lines shows how long new weights take to arrive. Lines that coincide do "
-            "not mean that rollouts are fresh: an asynchronous arm trains on responses that were "
+            "not mean that rollouts are fresh: an arm with a lag trains on responses that were "
             "sampled before the generator's weights changed. “Lag over the rounds” shows how stale "
             "these responses were.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
@@ -585,8 +620,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             name="lag_histogram",
             title="Lag of the groups",
             look="The share of groups that were first trained on at each lag. At lag 0, "
-            "training is synchronous. If an asynchronous arm is mostly at lag 0, its generators "
-            "are slower than its learner.",
+            f"training is synchronous.{slow * has_bounded}",
             draw=lambda figure, theme: draw_lag_histogram(figure, theme, shares),
             alt=f"Bars. {histogram}.",
             missing=None

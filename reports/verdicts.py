@@ -25,7 +25,7 @@ FEW_SEEDS = 3  # with two seeds, Student's interval is 3.6 times as wide as with
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """Quantity in which the arms are compared with the baseline."""
+    """Quantity by which the arms are compared with the baseline."""
 
     key: str  # key in report.json
     name: str
@@ -206,7 +206,7 @@ def _about_speed(speed: Quantity, comparison: Comparison) -> list[str]:
     faster = [
         (own.value, arm)
         for arm, own in speed.contrasts.items()
-        if _clear(own, more=True) and arm not in comparison.exact_lags
+        if _clear(own, more=True)
     ]
     if faster:
         value, arm = max(faster)
@@ -351,8 +351,9 @@ def _by_chance(arms: int) -> str:
         )
     compared = "both" if arms == 2 else f"all {arms}"
     return (
-        f"The level of {LEVEL:.0%} holds for a single comparison. Even if {compared} arms with "
-        f"several seeds were equal to the baseline, up to {1 - LEVEL**arms:.0%} of experiments "
-        "would show at least one clear difference in a given quantity, purely by chance. Before "
-        "you rely on a clear difference, repeat the experiment with other seeds (--seed)."
+        f"The confidence level of {LEVEL:.0%} holds for a single comparison. Even if {compared} "
+        "arms with several seeds were equal to the baseline, up to "
+        f"{1 - LEVEL**arms:.0%} of experiments would show at least one clear difference in a given "
+        "quantity, purely by chance. Before you rely on a clear difference, repeat the experiment "
+        "with other seeds (--seed)."
     )
