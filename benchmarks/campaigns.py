@@ -8,6 +8,8 @@ Campaigns:
           0, 4 and 8
   critic  what a value for each state buys: each slice trains GRPO and one or two algorithms that
           estimate such values, PPO with a critic or VinePPO
+  games   does GRPO learn to use hints and tools: each slice trains one game of the policy `games`,
+          with one gradient step per batch and with four
 
 The results are rewards at equal samples, so other work may run at the same time. Each campaign has
 one JSON file, which lists the planned slices and holds the finished ones. After an interruption,
@@ -60,9 +62,10 @@ class Slice:
 
 
 SEEDS = (
-    f"--num-samples 3 --max-concurrent 2 --margin {MARGIN} --set optim.lr={off_policy.LR} "
+    f"--num-samples 3 --max-concurrent 2 --margin {MARGIN} "
     "--set eval.every=64 --set eval.prompts=32 --set eval.samples=8 --set eval.final_prompts=224"
 )
+STORIES = f"{SEEDS} --set optim.lr={off_policy.LR}"
 # The slices of the campaign `critic`, and the arms of each.
 CRITICS = {
     "ppo": ("grpo", "ppo", "ppo_lambda95"),
@@ -77,12 +80,21 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
             objective,
             "objectives_by_lag",
             tuple(f"{objective}_lag{lag}" for lag in OBJECTIVE_LAGS),
-            f"--samples 4096 {SEEDS}",
+            f"--samples 4096 {STORIES}",
         )
         for objective in OBJECTIVES
     ),
     "critic": tuple(
-        Slice(name, "critic", arms, f"--samples 8192 {SEEDS}") for name, arms in CRITICS.items()
+        Slice(name, "critic", arms, f"--samples 8192 {STORIES}") for name, arms in CRITICS.items()
+    ),
+    "games": tuple(
+        Slice(
+            game,
+            "gradient_steps",
+            ("k1", "minibatches_k4"),
+            f"--samples 16384 {SEEDS} --set task.name={game}",
+        )
+        for game in ("guess", "calculator")
     ),
 }
 

@@ -363,9 +363,12 @@ def test_an_arm_without_a_speed_gets_no_dagger(directory):
     spoil(directory, "colocated_k2")
     # Only the baseline has a speed now, so no arms can be compared.
     assert starred(directory) == []
+    assert "speed-up" not in shown(menu(directory))[0]
     assert not any("†" in note or "dagger" in note for note in notes(menu(directory)))
     write_arm(directory, OTHER, 0.8, LOW)
     assert starred(directory) == [BASE, OTHER]
+    (speed,) = (row[1] for row in shown(menu(directory)) if row[0] == "colocated_k2")
+    assert speed == "?"
     left_out = "Left out, because not all three can be compared: colocated_k2."
     assert notes(menu(directory))[0].endswith(f"(Pareto set). {left_out}")
 
