@@ -94,12 +94,13 @@ class MenuRow:
     """One arm of the menu."""
 
     arm: str
-    speed: Contrast | None  # None for the baseline, and if speeds are not comparable
+    # None for the baseline, for an arm with an exact lag, and if speeds are not comparable.
+    speed: Contrast | None
     cost: Contrast | None
     disturbed: bool  # True if other processes disturbed the trials too much to compare their speed
     # None for the baseline, and for an arm that has faults or shares no seed with the baseline.
     judgement: Judgement | None
-    # Difference in reward with its interval, as under “Which arms differ”; None if there is none.
+    # Difference in reward with its interval, as in “Which arms differ”; None if there is none.
     reward: Contrast | None
     faults: Sequence[str]  # faults found by the audit, which rule out a verdict; usually empty
     noise: Noise | None
@@ -108,7 +109,7 @@ class MenuRow:
     # without a comparable speed.
     in_pareto_set: bool
     ended_early: int  # number of trials that failed or were stopped, which do not count
-    exact_lag: bool  # True if the arm's lag saves no time, so that its speed means nothing
+    exact_lag: bool  # True if the arm's lag saves no time, so that the arm has no speed
 
     @property
     def verdict(self) -> str:
@@ -132,6 +133,7 @@ class Menu:
     price: Price | None
     audits: Mapping[str, Audit]  # by arm
     about_exact_lag: Sequence[str]  # a note on exact lags, or nothing
+    known_arms: frozenset[str]  # the arms of the search space
 
     @property
     def rows(self) -> list[MenuRow]:
@@ -281,6 +283,7 @@ def menu_of(
         price=_total_price(judged, costs, baseline),
         audits=audits,
         about_exact_lag=compared.about_exact_lag,
+        known_arms=frozenset(experiment.question.arms if experiment.question else ()),
     )
 
 
@@ -422,7 +425,8 @@ def _margins(base: np.ndarray, options: VerdictOptions, baseline: str) -> np.nda
 def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgement]) -> set[str]:
     """Return the arms that no other arm beats in speed, cost and reward together.
 
-    An arm with an unknown speed, cost or reward is not compared and not in the set. The set is empty if fewer than two arms can be compared.
+    An arm with an unknown speed, cost or reward is not compared and not in the set. The set is
+    empty if fewer than two arms can be compared.
     """
     figures = {baseline: (1.0, 1.0, 0.0)}
     for arm, own in judged.items():

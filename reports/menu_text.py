@@ -112,7 +112,7 @@ def _clear_but_undecided(menu: Menu) -> list[str]:
     base, said = menu.baseline.arm, []
     for row in menu.others:
         own = row.reward
-        if row.verdict != UNDECIDED or own is None or not own.told_apart:
+        if not _is_undecided(row) or _is_single(row) or own is None or not own.told_apart:
             continue
         side, doubt = (
             ("above", "the bounds of the menu allow no verdict")
@@ -177,6 +177,8 @@ def notes(menu: Menu) -> list[str]:
             "the --name and --storage of this experiment."
         )
     told += _said_of_more_seeds(menu) + _said_of_disturbed_rounds(menu)
+    if any(MARK in cells for cells in shown(menu)):
+        told.append(f"{MARK}: other processes disturbed too many rounds to compare this speed.")
     told += [
         f"{row.arm} has no completed seed in common with {menu.baseline.arm}."
         for row in menu.others
@@ -190,7 +192,7 @@ def notes(menu: Menu) -> list[str]:
     return told + [
         _said_of_noise(row.arm, row.noise)
         for row in menu.others
-        if row.noise is not None and row.judgement is not None and row.judgement.seeds_missing
+        if row.noise is not None and _is_undecided(row) and _may_be_reduced(row)
     ]
 
 
@@ -232,8 +234,11 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
         )
     if needed:
         number = f"--num-samples {max(needed)}"
-        every = menu.design.may_grow or len(needed) == len(menu.others)
-        arms = "" if every else f"--set arm={','.join([menu.baseline.arm, *named])} and "
+        asked = [menu.baseline.arm, *named]
+        # A label that is not an arm of the space cannot be given to `--set arm=`.
+        every = len(named) == len(menu.others) or not menu.known_arms.issuperset(asked)
+        every = menu.design.may_grow or every
+        arms = "" if every else f"--set arm={','.join(asked)} (in place of an earlier one) and "
         said.append(
             f"To run these seeds: launch/tune.py --extend {number}, with the --name and "
             "--storage of this experiment."
@@ -383,6 +388,16 @@ def _most(menu: Menu) -> int:
     return menu.design.seeds if menu.design.anytime else MOST_SEEDS
 
 
+def _may_be_reduced(row: MenuRow) -> bool:
+    """Return True if more seeds, or cheaper prompts, can lead to a decision about the arm."""
+    own, noise = row.judgement, row.noise
+    assert own is not None and noise is not None
+    if own.seeds_missing is not None:
+        return own.seeds_missing > 0
+    cost = noise.relative_cost
+    return not _is_single(row) and cost is not None and cost < 1 - ALIKE
+
+
 def _said_of_noise(arm: str, noise: Noise) -> str:
     share = noise.evaluation_share
     said = (
@@ -393,13 +408,13 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
     if cost is None:
         return said
     if abs(cost - 1) <= ALIKE:
-        return f"{said} More prompts and more seeds reduce it at about the same cost."
+        return f"{said} More prompts and more seeds reduce the noise at about the same cost."
     if cost > 1:
-        return f"{said} More seeds reduce it most cheaply."
+        return f"{said} More seeds are the cheaper way to reduce the noise."
     return (
         f"{said} {MORE_PROMPTS} times as many prompts as the {noise.prompts} of the last "
-        f"evaluation reduce it at {cost:.0%} of the cost of more seeds: raise eval.final_prompts "
-        "or, if it already covers all held-out prompts, eval.samples."
+        f"evaluation reduce the noise at {cost:.0%} of the cost of more seeds: raise "
+        "eval.final_prompts or, if it already covers all held-out prompts, eval.samples."
     )
 
 

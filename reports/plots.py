@@ -36,7 +36,7 @@ from reports.series import (
 )
 from reports.summary import DEVICE, MARK, Comparison
 
-LEAST_JOINED = 3  # least number of points that a line of reward against KL joins
+LEAST_JOINED = 3  # least number of evaluations that a line joins
 STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
 BANDS = (
     "A line is the median over the trials of an arm. A band reaches from the lowest to the highest "
@@ -49,6 +49,7 @@ CLIPPED_TOKENS = (
 NO_WALL_CLOCK = "No wall-clock time was recorded."
 NOT_KNOWN = "not known"
 NOT_COMPARABLE = f"{MARK} not comparable"
+EXACT = "exact lag"  # shown in place of a speed-up
 
 
 def sections(
@@ -64,7 +65,7 @@ def sections(
         Section(title="Speed and cost", plots=_costs(comparison), legend=False),
         Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
         *_titled("How far the policy drifted", _drift(arms), several),
-        *_titled("How stale the rollouts were", _lags(arms, files), several),
+        *_titled("How stale the rollouts were", _lags(arms, comparison, files), several),
         *_titled("What changed within a round", _steps(arms, files), several),
         *_titled("How often rollouts were used", _reuse(arms), several),
     ]
@@ -133,13 +134,15 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
     noise = " Small gaps can be noise: see “Which arms differ”." if len(arms) > 1 else ""
     reward = "held-out reward"
     two_points = _not_joined(arms, held_out_by(lambda t, n, row: n))
+    timed = _timed(arms, comparison)
     wall_clock = lines(
-        _timed(arms, comparison),
+        timed,
         name="reward_wall_clock",
         title="Held-out reward over wall-clock time",
         look=f"{_beware(comparison)}Compare arms here if waiting time matters most: an arm whose "
         "curve lies further to the left learns faster. The clock starts with round 1 and excludes "
-        f"evaluation and checkpoints.{two_points}",
+        "evaluation and checkpoints."
+        f"{_not_joined(timed, held_out_by(lambda t, n, row: n))}",
         x_label="wall-clock, seconds",
         y_label=reward,
         series=held_out_by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),
@@ -253,7 +256,9 @@ def _not_joined(arms: Arms, series: Series) -> str:
     """Return a remark if the points of an arm are too few to be joined by a line."""
     if all(len(curve(trials, series)) >= LEAST_JOINED for trials in arms.values()):
         return ""
-    return " An arm with only two points has no line, because the path between them is unknown."
+    said = " An arm with only two points has no line, because the path between them is unknown."
+    several = any(len(trials) > 1 for trials in arms.values())
+    return said + " Vertical lines reach from the lowest to the highest trial." * several
 
 
 def _timed(arms: Arms, comparison: Comparison) -> Arms:
@@ -314,9 +319,9 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             name="speed_up",
             title="Speed-up",
             look=f"Samples per second {relative}. Use this plot if the devices would otherwise "
-            "stand idle: a longer bar means higher speed. Whiskers show the 95% interval. If the interval "
-            "includes 1, there is no clear difference. A question mark means that the arm is not "
-            "comparable, because other processes used the machine."
+            "stand idle: a longer bar means higher speed. Whiskers show the 95% interval. If the "
+            "interval includes 1, there is no clear difference. A question mark means that the arm "
+            "is not comparable, because other processes used the machine."
             f"{_counted(comparison)}",
             unit="times as fast",
             form="{:.2f}x",
@@ -343,6 +348,7 @@ def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> di
     if comparison.baseline is not None:
         usable = comparison.has_ratio_of_baseline
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
+    found |= dict.fromkeys(comparison.exact_lags, EXACT)
     found |= {arm: _bar(own) for arm, own in contrasts.items()}
     return found | dict.fromkeys(comparison.not_comparable, NOT_COMPARABLE)
 
@@ -374,8 +380,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     arms = _timed(arms, comparison)
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
     exact = (
-        " With an exact lag, round 1 samples lag + 1 batches, and the last rounds, as many as the "
-        "lag, sample none."
+        " With an exact lag of L, round 1 samples L + 1 batches, and the last L rounds sample none."
         if comparison.exact_lags
         else ""
     )
@@ -405,9 +410,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
-            look="One panel per arm, with the medians over its trials. Only rounds with an "
-            "evaluation have a layer eval. The other layers should be steady. If a layer grows or "
-            f"spikes, look at the trace of that round.{exact}",
+            look=f"{_beware(comparison)}One panel per arm, with the medians over its trials. Only "
+            "rounds with an evaluation have a layer eval. The other layers should be steady. If a "
+            f"layer grows or spikes, look at the trace of that round.{exact}",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -483,9 +488,9 @@ def _drift(arms: Arms) -> list[Plot]:
             look="The trade-off between reward and distance from the reference. Each point is an "
             "evaluation. Compare arms at equal KL or at equal reward: more held-out reward at "
             "equal KL is better, and so is less KL at equal reward."
-            f"{_not_joined(arms, frontier)} The KL is never negative. Its estimate can be, because an older policy sampled the "
-            "responses: read a point slightly below 0 as a KL near 0. A point far below 0 means "
-            "that the policy has moved far from the weights that sampled."
+            f"{_not_joined(arms, frontier)} The KL is never negative. Its estimate can be, because "
+            "an older policy sampled the responses: read a point slightly below 0 as a KL near 0. "
+            "A point far below 0 means that the policy has moved far from the weights that sampled."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
@@ -562,18 +567,22 @@ def _sampled(arms: Arms, *, band: bool = True) -> str:
     several = any(len(trials) > 1 for trials in arms.values())
     beyond = " beyond the lowest and the highest trial" if several else " on either side"
     shown = f" The band covers {STANDARD_ERRORS:g} standard errors{beyond}." if band else ""
-    drawn = f"on {numbers} responses of each round, drawn at random."
-    if len(sampled) == len(arms):
-        return f" Measured {drawn}{shown}"
-    return f" In {', '.join(sampled)}, measured {drawn}{shown} In the other arms, on all responses."
+    monitored = [arm for arm, trials in arms.items() if trials[0].config.loss.kl_monitor]
+    whole = [arm for arm in monitored if arm not in sampled]
+    others = f" ({', '.join(sampled)}) or on all responses ({', '.join(whole)})" if whole else ""
+    drawn = f"{numbers} responses of each round, drawn at random{others}"
+    return f" Measured on {drawn}.{shown}"
 
 
-def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
+def _lags(
+    arms: Arms, comparison: Comparison, files: Mapping[str, TrialFiles]
+) -> list[Plot]:
     shares = {
         arm: lag_shares([files[trial.name].lags for trial in trials])
         for arm, trials in arms.items()
     }
-    changed = {arm: files[trials[0].name] for arm, trials in arms.items()}
+    timed = _timed(arms, comparison)
+    changed = {arm: files[trials[0].name] for arm, trials in timed.items()}
     configs = [trial.config for trials in arms.values() for trial in trials]
     has_bounded = any(config.lag and config.lag_mode != "exact" for config in configs)
     slow = " If an asynchronous arm is mostly at lag 0, its generators are slower than its learner."

@@ -125,9 +125,8 @@ def _files_table(experiment: ExperimentRecord) -> str:
     """List the user's own files with their digests, so that two reports can be compared."""
     files = own_files(experiment)
     if not files:
-        return (
-            "<p>The experiment used none of your own files, such as data or a reward.</p>\n" if are_noted(experiment) else ""
-        )
+        none = "<p>The experiment used none of your own files, such as data or a reward.</p>\n"
+        return none if are_noted(experiment) else ""
     rows = [(file.setting, file.name, file.short) for file in files]
     header = ("setting", "file", f"SHA-256, first {SHORT} digits")
     title, note = "Your own files at the start of the experiment", ""

@@ -485,9 +485,9 @@ class Comparison:
                 f"other processes disturbed too many rounds: {'; '.join(disturbed)}. The "
                 "percentage is the share of the machine's CPU time that other processes took. Other "
                 "trials that run at the same time count as other processes. A round is disturbed "
-                f"if the share is above {DISTURBED_ABOVE:.0%}. {self._least_rounds()} If fewer than half "
-                f"of an arm's seeds remain, the table shows {MARK} instead of its speed, and "
-                f"{MARK} after its totals over all seeds, which are not comparable."
+                f"if the share is above {DISTURBED_ABOVE:.0%}. {self._least_rounds()} If fewer "
+                f"than half of an arm's seeds remain, the table shows {MARK} instead of its speed, "
+                f"and {MARK} after its totals over all seeds, which are not comparable."
                 f"{f' {ADVICE}' if advised else ''}"
             )
         several = self.seeds > 1
@@ -506,7 +506,9 @@ class Comparison:
         if counted := self.counts_disturbed:
             notes.append(f"{COUNTED}: {counted}")
         if left_out or counted:
-            notes.append("The wall-clock time and device-hours of the other trials include disturbed rounds.")
+            whose = "The wall-clock time and device-hours of the other trials include"
+            own = "Wall-clock time and device-hours include these"
+            notes.append(f"{whose if disturbed else own} disturbed rounds.")
         return notes
 
     def _least_rounds(self) -> str:
@@ -676,6 +678,7 @@ def show(
     values: Sequence[float | None],
     form: str | Callable[[float], str],
     middle: Callable[[Sequence[float]], float] = statistics.median,
+    label: str = "",
 ) -> str:
     """Return the median as text, with the minimum and the maximum if they differ when formatted.
 
@@ -683,6 +686,7 @@ def show(
         values: The values; None if unknown.
         form: A format, or a function that formats one value.
         middle: The function to use in place of the median.
+        label: Text in front of the minimum.
     """
     known = [value for value in values if value is not None]
     if not known:
@@ -691,7 +695,7 @@ def show(
         written(value, form) if isinstance(form, str) else form(value)
         for value in (middle(known), min(known), max(known))
     )
-    return shown if low == high else f"{shown} ({low} to {high})"
+    return shown if low == high else f"{shown} ({label}{low} to {high})"
 
 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:

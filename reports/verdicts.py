@@ -164,7 +164,8 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     speed, reward = (next(own for own in found if own.key == key) for key in ("speed_up", REWARD))
     base, awaited = comparison.baseline, comparison.awaited
     said = [] if awaited is None else [f"The baseline {awaited} has not finished a round yet."]
-    if not (speed.contrasts or speed.not_comparable or reward.contrasts):
+    only_exact = comparison.has_exact_lag and len(comparison.arms) > 1
+    if not (speed.contrasts or speed.not_comparable or reward.contrasts or only_exact):
         return said
     said += [] if awaited is None else [f"Until it does, arms are compared with {base}."]
     said += _about_speed(speed, comparison)
@@ -251,7 +252,7 @@ def _joined(arms: Sequence[str]) -> str:
 def _baseline_doubt(comparison: Comparison) -> str | None:
     """Return a sentence if the baseline is too disturbed to compare any speed with it."""
     base = comparison.baseline
-    if base is None or comparison.has_usable_baseline:
+    if base is None or comparison.has_usable_baseline or not comparison.has_ratios:
         return None
     reasons = [
         f"{trial.pace.doubt} of seed {trial.seed}"

@@ -390,6 +390,33 @@ def test_an_exact_lag_is_not_asked_for_its_speed(tmp_path):
     assert ADVICE not in " ".join(notes)
 
 
+def test_before_two_arms_are_complete_only_the_exact_lag_and_the_wait_are_told(tmp_path):
+    experiments.write_experiment(tmp_path / "e")
+    for arm, share in ((BASE, 0.5), (THIRD, 0.01)):
+        own = rows(np.random.default_rng(0), 1.0, [share] * 16)[:8]
+        params = experiments.config(arm, rounds=ROUNDS, lag_mode="exact")
+        experiments.write_trial(tmp_path / "e", params, own)
+    record = read_experiment(tmp_path / "e")
+    first, second = answered(record, {})
+    assert first == EXACT_LAG
+    assert second.startswith("Held-out rewards can be compared once")
+    # Other processes disturbed the baseline, but no speed is compared with it.
+    assert not any("used the machine" in text or "in speed" in text for text in told(record))
+
+
+def test_an_arm_has_no_speed_relative_to_an_exact_lag(tmp_path):
+    rng = np.random.default_rng(0)
+    experiments.write_experiment(tmp_path / "e")
+    for arm in (BASE, THIRD):
+        params = experiments.config(arm, rounds=ROUNDS, lag_mode="exact" * (arm == THIRD) or "bounded")
+        experiments.write_trial(tmp_path / "e", params, rows(rng))
+    record = read_experiment(tmp_path / "e")
+    alone = compare(record.trials, preferred=THIRD)
+    assert alone.baseline == THIRD
+    assert not alone.speed
+    assert "speed-up" not in alone.header
+
+
 def test_beside_a_bounded_lag_the_arms_with_an_exact_lag_are_named(tmp_path):
     rng = np.random.default_rng(0)
     experiments.write_experiment(tmp_path / "e")
@@ -482,16 +509,12 @@ def test_plots_of_seconds_leave_out_the_trials_that_the_table_leaves_out(tmp_pat
     comparison = compare(record.trials)
     shown = sections(record, comparison, files)
     plots = {plot.name: plot for section in shown for plot in section.plots}
-    (wall_clock,) = {round(own, 6) for own in [median_end(seeds[:2])]}
-    assert [round(end, 6) for end in drawn_ends(plots["reward_wall_clock"])] == [wall_clock]
-    for name in ("reward_wall_clock", "stages"):
+    last = float(np.median([own[-1]["time/wall_clock_s"] for own in seeds[:2]]))
+    assert drawn_ends(plots["reward_wall_clock"]) == pytest.approx([last])
+    for name in ("reward_wall_clock", "stages", "stages_over_rounds"):
         assert plots[name].look.startswith("Trials that the table of arms excludes are left out")
     # 16 rounds of 64 responses: 2 s for 64 responses are 3.125 s for 100.
     assert "train 3.1 s" in plots["stages"].alt
-
-
-def median_end(seeds: Sequence[list[dict[str, Any]]]) -> float:
-    return float(np.median([own[-1]["time/wall_clock_s"] for own in seeds]))
 
 
 def drawn_ends(plot: Plot) -> list[float]:
@@ -522,6 +545,8 @@ def test_an_exact_lag_has_no_column_and_no_plot_of_speed(tmp_path):
     assert "With an exact lag, round 1 samples lag + 1 batches" in found["stages_over_rounds"]
     assert "its generators are slower" not in found["lag_histogram"]
 
+    header, _ = looks({BASE: "bounded", OTHER: "bounded", THIRD: "exact"})
+    assert "speed-up" in header  # of `sync`
     header, found = looks({BASE: "bounded", THIRD: "bounded"})
     assert "speed-up" in header
     assert "speed_up" in found
@@ -581,7 +606,8 @@ def test_a_plot_says_which_arms_measure_the_kl_on_a_sample(tmp_path):
     sample = "on 16 responses of each round, drawn at random."
     assert said({BASE: 0.1, OTHER: 0.1}) == f" Measured {sample}"
     assert said({BASE: 0.1, OTHER: 0.0}) == (
-        f" In {BASE}, measured {sample} In the other arms, on all responses."
+        " Measured on 16 responses of each round, drawn at random "
+        f"({BASE}) or on all responses ({OTHER})."
     )
     assert said({BASE: 0.0, OTHER: 0.0}) == ""
 
