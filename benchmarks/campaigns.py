@@ -8,6 +8,8 @@ Campaigns:
           0, 4 and 8
   critic  what a value for each state buys: each slice trains GRPO and one or two algorithms that
           estimate such values, PPO with a critic or VinePPO
+  advantages  how far the advantages of PPO, VinePPO and GRPO are from the true ones: each slice
+          trains PPO with one seed and measures the errors at four checkpoints
   games   does GRPO learn to use hints and tools: each slice trains one game of the policy `games`,
           with one gradient step per batch and with four
 
@@ -40,6 +42,7 @@ from measure import (
 )
 
 from grpo_trainable.command_line import UsageError, number
+from reports.experiment import read_experiment
 from search_spaces.spaces import OBJECTIVE_LAGS, OBJECTIVES
 
 STORAGE = Path.home() / "ray_results" / "campaigns"
@@ -61,11 +64,26 @@ class Slice:
         return off_policy.measured(self.space, directory, [*arms, *shlex.split(self.options)])
 
 
-SEEDS = (
-    f"--num-samples 3 --max-concurrent 2 --margin {MARGIN} "
-    "--set eval.every=64 --set eval.prompts=32 --set eval.samples=8 --set eval.final_prompts=224"
+@dataclass(frozen=True)
+class WithAdvantageErrors(Slice):
+    """A slice that also measures the errors of advantages at the checkpoints of its trials."""
+
+    def run(self, directory: Path) -> dict[str, Any]:
+        """Run the trials, and measure the errors at each of their checkpoints."""
+        result = super().run(directory)
+        import advantage_errors
+
+        trials = read_experiment(directory).trials
+        errors = {t.arm: advantage_errors.of_trial(t.config, t.directory) for t in trials}
+        return {**result, "advantage_errors": errors}
+
+
+SEEDS = f"--num-samples 3 --margin {MARGIN}"
+EVALUATIONS = (
+    "--max-concurrent 2 --set eval.every=64 --set eval.prompts=32 --set eval.samples=8 "
+    "--set eval.final_prompts=224"
 )
-STORIES = f"{SEEDS} --set optim.lr={off_policy.LR}"
+STORIES = f"{EVALUATIONS} --set optim.lr={off_policy.LR}"
 # The slices of the campaign `critic`, and the arms of each.
 CRITICS = {
     "ppo": ("grpo", "ppo", "ppo_lambda95"),
@@ -80,19 +98,29 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
             objective,
             "objectives_by_lag",
             tuple(f"{objective}_lag{lag}" for lag in OBJECTIVE_LAGS),
-            f"--samples 4096 {STORIES}",
+            f"--samples 4096 {SEEDS} {STORIES}",
         )
         for objective in OBJECTIVES
     ),
     "critic": tuple(
-        Slice(name, "critic", arms, f"--samples 8192 {STORIES}") for name, arms in CRITICS.items()
+        Slice(name, "critic", arms, f"--samples 8192 {SEEDS} {STORIES}") for name, arms in CRITICS.items()
+    ),
+    "advantages": tuple(
+        WithAdvantageErrors(
+            f"seed{seed}",
+            "critic",
+            ("ppo", "ppo_fast_critic"),
+            f"--samples 8192 --seed {seed} {STORIES} --checkpoint-every 32 "
+            "--set checkpoint.keep=none",
+        )
+        for seed in range(3)
     ),
     "games": tuple(
         Slice(
             game,
             "gradient_steps",
             ("k1", "minibatches_k4"),
-            f"--samples 16384 {SEEDS} --set task.name={game}",
+            f"--samples 16384 {SEEDS} {EVALUATIONS} --set task.name={game}",
         )
         for game in ("guess", "calculator")
     ),
