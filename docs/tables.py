@@ -358,12 +358,12 @@ def atlas() -> list[str]:
 
 def tolerated(verdicts: Sequence[str]) -> str:
     """Return the largest lag up to which an objective is no worse, and the next verdict."""
-    largest, *lags = OBJECTIVE_LAGS
-    for lag, found in zip(lags, verdicts, strict=True):
+    largest = "none shown"
+    for lag, found in zip(OBJECTIVE_LAGS[1:], verdicts, strict=True):
         if found not in (NO_WORSE, BETTER):
             return f"{largest} ({found} at {lag})"
-        largest = lag
-    return str(largest)
+        largest = str(lag)
+    return largest
 
 
 def ratio(own: Mapping[str, float | None]) -> str:
