@@ -10,6 +10,8 @@ Campaigns:
           estimate such values, PPO with a critic or VinePPO
   advantages  how far the advantages of PPO, VinePPO and GRPO are from the true ones: each slice
           trains PPO with one seed and measures the errors at four checkpoints
+  control GRPO and PPO beside RLlib's PPO in CartPole, in Pendulum, and with the robot arm that the
+          policy sees through a camera: each slice trains all three with one seed
   games   does GRPO learn to use hints and tools: each slice trains one game of the policy `games`,
           with one gradient step per batch and with four
 
@@ -78,6 +80,24 @@ class WithAdvantageErrors(Slice):
         return {**result, "advantage_errors": errors}
 
 
+@dataclass(frozen=True)
+class BesideRLlib(Slice):
+    """A slice that also trains RLlib's PPO, for as many environment steps as its longest trial."""
+
+    environment: str = ""  # a key of `control.TRAINING`
+
+    def run(self, directory: Path) -> dict[str, Any]:
+        """Run the trials and RLlib's PPO."""
+        result = super().run(directory)
+        import control
+
+        trials = read_experiment(directory).trials
+        curves = {trial.arm: control.of_trial(trial) for trial in trials}
+        steps = max(curve[-1][0] for curve in curves.values())
+        seed = trials[0].config.seed
+        return {**result, "curves": curves | {"rllib_ppo": control.of_rllib(self.environment, seed, steps)}}
+
+
 SEEDS = f"--num-samples 3 --margin {MARGIN}"
 EVALUATIONS = (
     "--max-concurrent 2 --set eval.every=64 --set eval.prompts=32 --set eval.samples=8 "
@@ -91,6 +111,14 @@ CRITICS = {
     "learning_rate": ("grpo", "ppo_slow_critic", "ppo_fast_critic"),
     "four_steps": ("grpo_k4", "ppo_k4"),
     "vineppo": ("grpo", "vineppo"),
+}
+# Environment -> options of launch/tune.py for the campaign `control`.
+CONTROL = {
+    "cartpole": "--samples 2048",
+    "pendulum": "--samples 2048 --set model.env=Pendulum-v1 --set rollout.max_new_tokens=200 "
+    "--set loss.gamma=0.95",
+    "arm": "--samples 8192 --set model.env=grpo_trainable.control.arm:Arm "
+    "--set rollout.max_new_tokens=25 --set loss.gamma=0.95",
 }
 CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
     "atlas": tuple(
@@ -114,6 +142,18 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
             "--set checkpoint.keep=none",
         )
         for seed in range(3)
+    ),
+    "control": tuple(
+        BesideRLlib(
+            f"{environment}_seed{seed}",
+            "control",
+            ("grpo", "ppo"),
+            f"{options} --seed {seed} --max-concurrent 2 --set task.name=control "
+            "--set eval.every=16 --set eval.prompts=32",
+            environment,
+        )
+        for seed in range(3)
+        for environment, options in CONTROL.items()
     ),
     "games": tuple(
         Slice(
