@@ -8,6 +8,12 @@ Campaigns:
           0, 4 and 8
   critic  what a value for each state buys: each slice trains GRPO and one or two algorithms that
           estimate such values, PPO with a critic or VinePPO
+  advantages  how far the advantages of PPO, VinePPO and GRPO are from the true ones: each slice
+          trains PPO with one seed and measures the errors at four checkpoints
+  control GRPO and PPO beside RLlib's PPO in CartPole, in Pendulum, and with the robot arm that the
+          policy sees through a camera: each slice trains all three with one seed
+  games   does GRPO learn to use hints and tools: each slice trains one game of the policy `games`,
+          with one gradient step per batch and with four
 
 The results are rewards at equal samples, so other work may run at the same time. Each campaign has
 one JSON file, which lists the planned slices and holds the finished ones. After an interruption,
@@ -38,6 +44,7 @@ from measure import (
 )
 
 from grpo_trainable.command_line import UsageError, number
+from reports.experiment import read_experiment
 from search_spaces.spaces import OBJECTIVE_LAGS, OBJECTIVES
 
 STORAGE = Path.home() / "ray_results" / "campaigns"
@@ -59,10 +66,47 @@ class Slice:
         return off_policy.measured(self.space, directory, [*arms, *shlex.split(self.options)])
 
 
-SEEDS = (
-    f"--num-samples 3 --max-concurrent 2 --margin {MARGIN} --set optim.lr={off_policy.LR} "
-    "--set eval.every=64 --set eval.prompts=32 --set eval.samples=8 --set eval.final_prompts=224"
+@dataclass(frozen=True)
+class WithAdvantageErrors(Slice):
+    """A slice that also measures the errors of advantages at the checkpoints of its trials."""
+
+    def run(self, directory: Path) -> dict[str, Any]:
+        """Run the trials, and measure the errors at each of their checkpoints."""
+        result = super().run(directory)
+        import advantage_errors
+
+        trials = read_experiment(directory).trials
+        errors = {t.arm: advantage_errors.of_trial(t.config, t.directory) for t in trials}
+        return {**result, "advantage_errors": errors}
+
+
+@dataclass(frozen=True)
+class BesideRLlib(Slice):
+    """A slice that also trains RLlib's PPO, for as many environment steps as its longest trial."""
+
+    environment: str = ""  # a key of `control.TRAINING`
+
+    def run(self, directory: Path) -> dict[str, Any]:
+        """Run the trials and RLlib's PPO."""
+        result = super().run(directory)
+        import control
+
+        trials = read_experiment(directory).trials
+        curves = {trial.arm: control.of_trial(trial) for trial in trials}
+        steps = max(curve[-1][0] for curve in curves.values())
+        seed = trials[0].config.seed
+        return {
+            **result,
+            "curves": curves | {"rllib_ppo": control.of_rllib(self.environment, seed, steps)},
+        }
+
+
+SEEDS = f"--num-samples 3 --margin {MARGIN}"
+EVALUATIONS = (
+    "--max-concurrent 2 --set eval.every=64 --set eval.prompts=32 --set eval.samples=8 "
+    "--set eval.final_prompts=224"
 )
+STORIES = f"{EVALUATIONS} --set optim.lr={off_policy.LR}"
 # The slices of the campaign `critic`, and the arms of each.
 CRITICS = {
     "ppo": ("grpo", "ppo", "ppo_lambda95"),
@@ -71,18 +115,58 @@ CRITICS = {
     "four_steps": ("grpo_k4", "ppo_k4"),
     "vineppo": ("grpo", "vineppo"),
 }
+# Environment -> options of launch/tune.py for the campaign `control`.
+CONTROL = {
+    "cartpole": "--samples 2048",
+    "pendulum": "--samples 2048 --set model.env=Pendulum-v1 --set rollout.max_new_tokens=200 "
+    "--set loss.gamma=0.95",
+    "arm": "--samples 8192 --set model.env=grpo_trainable.control.arm:Arm "
+    "--set rollout.max_new_tokens=25 --set loss.gamma=0.95",
+}
 CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
     "atlas": tuple(
         Slice(
             objective,
             "objectives_by_lag",
             tuple(f"{objective}_lag{lag}" for lag in OBJECTIVE_LAGS),
-            f"--samples 4096 {SEEDS}",
+            f"--samples 4096 {SEEDS} {STORIES}",
         )
         for objective in OBJECTIVES
     ),
     "critic": tuple(
-        Slice(name, "critic", arms, f"--samples 8192 {SEEDS}") for name, arms in CRITICS.items()
+        Slice(name, "critic", arms, f"--samples 8192 {SEEDS} {STORIES}")
+        for name, arms in CRITICS.items()
+    ),
+    "advantages": tuple(
+        WithAdvantageErrors(
+            f"seed{seed}",
+            "critic",
+            ("ppo", "ppo_fast_critic"),
+            f"--samples 8192 --seed {seed} {STORIES} --checkpoint-every 32 "
+            "--set checkpoint.keep=none",
+        )
+        for seed in range(3)
+    ),
+    "control": tuple(
+        BesideRLlib(
+            f"{environment}_seed{seed}",
+            "control",
+            ("grpo", "ppo"),
+            f"{options} --seed {seed} --max-concurrent 2 --set task.name=control "
+            "--set eval.every=16 --set eval.prompts=32",
+            environment,
+        )
+        for seed in range(3)
+        for environment, options in CONTROL.items()
+    ),
+    "games": tuple(
+        Slice(
+            game,
+            "gradient_steps",
+            ("k1", "minibatches_k4"),
+            f"--samples 16384 {SEEDS} {EVALUATIONS} --set task.name={game}",
+        )
+        for game in ("guess", "calculator")
     ),
 }
 

@@ -17,7 +17,7 @@ benchmark also reports the share of right answers in which every step is right. 
 learned to guess, this share would fall.
 
 If the command is interrupted, the same command continues it, unless the commit has changed. A
-command with other learning rates or seeds adds its trials to the file.
+command with other learning rates or seeds adds its trials to the result file.
 """
 
 from __future__ import annotations

@@ -480,7 +480,7 @@ def monitor(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compared_monitors(rounds: int, seed: int) -> dict[str, Any]:
-    """Return how often the two trials of a seed agree.
+    """Compare metrics from a sample of the responses with those from all, in trials of equal seed.
 
     Also return the share of each round that the reference takes.
     """
@@ -511,8 +511,9 @@ def compared_monitors(rounds: int, seed: int) -> dict[str, Any]:
 
 # ---- scale: the work of the trial's process with more generators -----------------------------
 
-CHUNKS = 512  # number of chunks in a repeat: four per generator and round, of one prompt each
-WARM_UP, SPARE = 2, 4  # rounds before those measured, and after them, with fewer requests
+CHUNKS = 512  # number of chunks in a repeat, of one prompt each: four per generator and round
+WARM_UP = 2  # rounds before the measured ones
+SPARE = 4  # planned rounds after the measured ones, so that no measured round requests fewer chunks
 GENERATORS = (1, 2, 4, 8, 16, 32, 64)
 
 

@@ -67,4 +67,20 @@ CRITIC = SearchSpace(
         SPEED,
     ),
 )
-OWN = {**SHORT, CRITIC.name: CRITIC}
+
+# ---- GRPO and PPO for control --------------------------------------------------------------------
+
+CONTROL = SearchSpace(
+    name="control",
+    question="does GRPO or PPO learn faster in this environment?",
+    arms={
+        "grpo": {"placement": "colocated"},
+        "ppo": {
+            "placement": "colocated",
+            **{"loss.type": "ppo", "loss.advantage": "gae", "loss.gae_lambda": 0.95},
+            **{"k": 4, "k_mode": "minibatches"},
+        },
+    },
+    columns=(*LEARNING, SPEED),
+)
+OWN = {**SHORT, CRITIC.name: CRITIC, CONTROL.name: CONTROL}

@@ -174,7 +174,7 @@ def _line(trial: Any, text: str) -> str:
 
 
 def _disturbed_rounds(trial: Any, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return text about the rounds that other work disturbed, or "" if there are none."""
+    """Return text about the rounds that other processes disturbed, or "" if there are none."""
     disturbed = sum(row.get("time/disturbed_fraction", 0.0) > DISTURBED_ABOVE for row in rows)
     if not disturbed:
         return ""

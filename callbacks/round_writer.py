@@ -1,4 +1,4 @@
-"""Base of callbacks that write every round of a trial exactly once."""
+"""Base class of callbacks that write every round of a trial exactly once."""
 
 from __future__ import annotations
 

@@ -358,12 +358,12 @@ def atlas() -> list[str]:
 
 def tolerated(verdicts: Sequence[str]) -> str:
     """Return the largest lag up to which an objective is no worse, and the next verdict."""
-    largest, *lags = OBJECTIVE_LAGS
-    for lag, found in zip(lags, verdicts, strict=True):
+    largest = "none shown"
+    for lag, found in zip(OBJECTIVE_LAGS[1:], verdicts, strict=True):
         if found not in (NO_WORSE, BETTER):
             return f"{largest} ({found} at {lag})"
-        largest = lag
-    return str(largest)
+        largest = str(lag)
+    return largest
 
 
 def ratio(own: Mapping[str, float | None]) -> str:
@@ -433,7 +433,7 @@ CONTESTS = {
 def peers() -> list[str]:
     """Compare steps here and in TRL."""
     rows = []
-    for own in read("peers_sampling")["results"]:
+    for own in read("peers")["results"]:
         if own["contest"] not in CONTESTS:
             continue
         low, high = own["interval"]
@@ -460,7 +460,7 @@ RESPONSES = {
 def packing() -> list[str]:
     """Compare a gradient step on padded and on packed rows."""
     rows = []
-    for own in read("packing")["packing"]["results"]:
+    for own in read("micro")["packing"]["results"]:
         ratio, memory = own["speed_up"]["padded"], own["peak_resident_mb"]
         rows.append(
             [

@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Once(argparse.Action):
-    """Action of an option that must not be given twice."""
+    """Action of `argparse` for an option that must not be given twice."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Store the value. Raise UsageError if there is one already."""

@@ -66,9 +66,9 @@ class Answer:
         # A whole number would show the speed of a slow model as 0.
         form = rate if column.is_speed and column.form == "{:.0f}" else column.form
         middle = statistics.fmean if column.name == AGAINST else statistics.median
-        shown = show(self.arms[arm][column.name], form, middle) + mark
         # The range over the seeds must not look like the interval of this difference.
-        return shown.replace(" (", " (seeds: ", 1) if column.name == AGAINST else shown
+        label = "seeds: " if column.name == AGAINST else ""
+        return show(self.arms[arm][column.name], form, middle, label) + mark
 
 
 def answer(

@@ -51,7 +51,7 @@ CHECKS_NOTE = (
 )
 CONSEQUENCES = ("arm", "effective sample size", "discarded", "clipped", "weights bounded")
 CONSEQUENCES_NOTE = (
-    "No arm fails because of these figures. They are means over the rounds of all seeds, and “-” "
+    "These figures never fail an arm. They are means over the rounds of all seeds, and “-” "
     "means that an arm's objective does not clip ratios or does not bound weights. Effective "
     "sample size: computed from the importance weights of a gradient step, as a share of the "
     "step's responses. Discarded: the share of the requested groups that were dropped. Clipped: "
@@ -416,11 +416,11 @@ def _check_row(audit: Audit) -> tuple[str, ...]:
 
 
 def _shown_lags(lags: Mapping[int, float]) -> str:
-    """Return the mean lag, with its range if lags differ: `0.9 (0 to 1)`."""
+    """Return the mean lag, with its range if lags differ: `0.90 (0 to 1)`."""
     if not lags:
         return "-"
     mean = sum(lag * share for lag, share in lags.items())
-    return f"{mean:.1f}" + (f" ({min(lags)} to {max(lags)})" if len(lags) > 1 else "")
+    return f"{mean:.2f}" + (f" ({min(lags)} to {max(lags)})" if len(lags) > 1 else "")
 
 
 def _percent(share: float | None) -> str:

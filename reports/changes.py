@@ -247,13 +247,14 @@ class Change:
     def _found(self) -> Iterator[tuple[str, Sequence[Ends], str]]:
         """Yield the description, the ends and the doubt of each change above the threshold.
 
-        If no seed of a direction moved by clearly more than the threshold, the change is unsure.
+        If no seed of a direction exceeds the threshold by more than the noise of its measurement,
+        the change is in doubt.
         """
         for sign, said in ((-1, self.quantity.fell), (1, self.quantity.rose)):
             if moved := self._beyond(sign):
                 yield said, moved, ""
             elif unsure := self._beyond(sign, noise=0.0):
-                yield said, unsure, ", unsure: within its noise"
+                yield said, unsure, " (perhaps not above the threshold)"
 
     def sentences(self) -> Iterator[str]:
         """Yield one sentence for seeds with a fall, and one for seeds with a rise.

@@ -94,20 +94,22 @@ class MenuRow:
     """One arm of the menu."""
 
     arm: str
-    speed: Contrast | None  # None for the baseline, and if speeds are not comparable
+    # None for the baseline, for an arm with an exact lag, and if speeds are not comparable.
+    speed: Contrast | None
     cost: Contrast | None
+    disturbed: bool  # True if other processes disturbed the trials too much to compare their speed
     # None for the baseline, and for an arm that has faults or shares no seed with the baseline.
     judgement: Judgement | None
-    # Difference in reward with its interval, as under “Which arms differ”; None if there is none.
+    # Difference in reward with its interval, as in “Which arms differ”; None if there is none.
     reward: Contrast | None
     faults: Sequence[str]  # faults found by the audit, which rule out a verdict; usually empty
     noise: Noise | None
     price: Price | None  # None if no more seeds are needed, or if their number or cost is unknown
-    # True if no other arm is faster, cheaper and better at once. False for an arm with faults,
-    # without a comparable speed, or with an exact lag.
+    # True if no other arm is faster, cheaper and better at once. False for an arm with faults or
+    # without a comparable speed.
     in_pareto_set: bool
     ended_early: int  # number of trials that failed or were stopped, which do not count
-    exact_lag: bool  # True if the arm's lag saves no time, so that its speed means nothing
+    exact_lag: bool  # True if the arm's lag saves no time, so that the arm has no speed
 
     @property
     def verdict(self) -> str:
@@ -131,6 +133,7 @@ class Menu:
     price: Price | None
     audits: Mapping[str, Audit]  # by arm
     about_exact_lag: Sequence[str]  # a note on exact lags, or nothing
+    known_arms: frozenset[str]  # the arms of the search space
 
     @property
     def rows(self) -> list[MenuRow]:
@@ -246,6 +249,7 @@ def menu_of(
             arm=arm,
             speed=compared.speed.get(arm),
             cost=compared.cost.get(arm),
+            disturbed=arm in compared.not_comparable,
             judgement=own,
             reward=rewards.get(arm),
             faults=faults[arm],
@@ -260,6 +264,7 @@ def menu_of(
         arm=baseline,
         speed=None,
         cost=None,
+        disturbed=False,
         judgement=None,
         reward=None,
         faults=faults[baseline],
@@ -278,6 +283,7 @@ def menu_of(
         price=_total_price(judged, costs, baseline),
         audits=audits,
         about_exact_lag=compared.about_exact_lag,
+        known_arms=frozenset(experiment.question.arms if experiment.question else ()),
     )
 
 
@@ -419,8 +425,8 @@ def _margins(base: np.ndarray, options: VerdictOptions, baseline: str) -> np.nda
 def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgement]) -> set[str]:
     """Return the arms that no other arm beats in speed, cost and reward together.
 
-    An arm with an unknown speed, cost or reward, or with an exact lag, is not compared and not in
-    the set. The set is empty if fewer than two arms can be compared.
+    An arm with an unknown speed, cost or reward is not compared and not in the set. The set is
+    empty if fewer than two arms can be compared.
     """
     figures = {baseline: (1.0, 1.0, 0.0)}
     for arm, own in judged.items():
@@ -430,7 +436,6 @@ def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgem
                 compared.cost[arm].value,
                 own.difference,
             )
-    figures = {arm: own for arm, own in figures.items() if arm not in compared.exact_lags}
 
     def beaten(arm: str) -> bool:
         return any(

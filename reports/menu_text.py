@@ -29,7 +29,7 @@ from reports.menu import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import COUNTED, Comparison
+from reports.summary import COUNTED, MARK, Comparison
 
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
@@ -45,6 +45,7 @@ HEADER = (
     "to decide",
 )
 MAY_BE_EMPTY = ("speed-up", "at equal cost", "power", "to decide")
+EMPTY = {"-", MARK}
 
 
 def menu_or_reason(
@@ -111,7 +112,7 @@ def _clear_but_undecided(menu: Menu) -> list[str]:
     base, said = menu.baseline.arm, []
     for row in menu.others:
         own = row.reward
-        if row.verdict != UNDECIDED or own is None or not own.told_apart:
+        if not _is_undecided(row) or _is_single(row) or own is None or not own.told_apart:
             continue
         side, doubt = (
             ("above", "the bounds of the menu allow no verdict")
@@ -143,7 +144,7 @@ def rows(menu: Menu) -> list[tuple[str, ...]]:
 def shown(menu: Menu) -> list[tuple[str, ...]]:
     """Return the header and the rows without the columns of `MAY_BE_EMPTY` that have no figure."""
     columns = zip(HEADER, *rows(menu), strict=True)
-    kept = [own for own in columns if own[0] not in MAY_BE_EMPTY or set(own[1:]) != {"-"}]
+    kept = [own for own in columns if own[0] not in MAY_BE_EMPTY or not EMPTY.issuperset(own[1:])]
     return list(zip(*kept, strict=True))
 
 
@@ -176,6 +177,8 @@ def notes(menu: Menu) -> list[str]:
             "the --name and --storage of this experiment."
         )
     told += _said_of_more_seeds(menu) + _said_of_disturbed_rounds(menu)
+    if any(MARK in cells for cells in shown(menu)):
+        told.append(f"{MARK}: other processes disturbed too many rounds to compare this speed.")
     told += [
         f"{row.arm} has no completed seed in common with {menu.baseline.arm}."
         for row in menu.others
@@ -189,7 +192,7 @@ def notes(menu: Menu) -> list[str]:
     return told + [
         _said_of_noise(row.arm, row.noise)
         for row in menu.others
-        if row.noise is not None and row.judgement is not None and row.judgement.seeds_missing
+        if row.noise is not None and _is_undecided(row) and _may_be_reduced(row)
     ]
 
 
@@ -231,8 +234,11 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
         )
     if needed:
         number = f"--num-samples {max(needed)}"
-        every = menu.design.may_grow or len(needed) == len(menu.others)
-        arms = "" if every else f"--set arm={','.join([menu.baseline.arm, *named])} and "
+        asked = [menu.baseline.arm, *named]
+        # A label that is not an arm of the space cannot be given to `--set arm=`.
+        every = len(named) == len(menu.others) or not menu.known_arms.issuperset(asked)
+        every = menu.design.may_grow or every
+        arms = "" if every else f"--set arm={','.join(asked)} (in place of an earlier one) and "
         said.append(
             f"To run these seeds: launch/tune.py --extend {number}, with the --name and "
             "--storage of this experiment."
@@ -255,8 +261,8 @@ def _said_of_disturbed_rounds(menu: Menu) -> list[str]:
         return []
     return [
         f"{COUNTED}: this speed includes rounds that other processes disturbed "
-        f"({'; '.join(arms)}). The percentage is the share of the machine that other processes "
-        "took."
+        f"({'; '.join(arms)}). The percentage is the share of the machine's CPU time that other "
+        "processes took."
     ]
 
 
@@ -270,8 +276,7 @@ def _said_of_pareto_set(menu: Menu) -> str:
     left_out = [
         row.arm
         for row in menu.rows
-        if row.exact_lag
-        or (row is not menu.baseline and None in (row.speed, row.cost, row.judgement))
+        if row is not menu.baseline and None in (row.speed, row.cost, row.judgement)
     ]
     if not left_out:
         return told
@@ -383,6 +388,17 @@ def _most(menu: Menu) -> int:
     return menu.design.seeds if menu.design.anytime else MOST_SEEDS
 
 
+def _may_be_reduced(row: MenuRow) -> bool:
+    """Return True if more seeds, or cheaper prompts, can lead to a decision about the arm."""
+    own, noise = row.judgement, row.noise
+    assert own is not None
+    assert noise is not None
+    if own.seeds_missing is not None:
+        return own.seeds_missing > 0
+    cost = noise.relative_cost
+    return not _is_single(row) and cost is not None and cost < 1 - ALIKE
+
+
 def _said_of_noise(arm: str, noise: Noise) -> str:
     share = noise.evaluation_share
     said = (
@@ -393,13 +409,13 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
     if cost is None:
         return said
     if abs(cost - 1) <= ALIKE:
-        return f"{said} More prompts and more seeds reduce it at about the same cost."
+        return f"{said} More prompts and more seeds reduce the noise at about the same cost."
     if cost > 1:
-        return f"{said} More seeds reduce it most cheaply."
+        return f"{said} More seeds are the cheaper way to reduce the noise."
     return (
         f"{said} {MORE_PROMPTS} times as many prompts as the {noise.prompts} of the last "
-        f"evaluation reduce it at {cost:.0%} of the cost of more seeds: raise eval.final_prompts "
-        "or, if it already covers all held-out prompts, eval.samples."
+        f"evaluation reduce the noise at {cost:.0%} of the cost of more seeds: raise "
+        "eval.final_prompts or, if it already covers all held-out prompts, eval.samples."
     )
 
 
@@ -417,11 +433,11 @@ def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
         return (arm, *ratios, "-", "baseline", "-", "-", "-")
     if own is None:
         nothing = ("-", row.verdict, "-" if row.faults else "0", "-", "-")
-        return (arm, _ratio(row.speed), _ratio(row.cost), *nothing)
+        return (arm, _ratio(row, row.speed), _ratio(row, row.cost), *nothing)
     return (
         arm,
-        _ratio(row.speed),
-        _ratio(row.cost),
+        _ratio(row, row.speed),
+        _ratio(row, row.cost),
         f"{written(own.difference, REWARD)}{_bounds(own)}",
         own.verdict,
         str(own.seeds),
@@ -430,9 +446,9 @@ def _row(menu: Menu, row: MenuRow) -> tuple[str, ...]:
     )
 
 
-def _ratio(own: Contrast | None) -> str:
+def _ratio(row: MenuRow, own: Contrast | None) -> str:
     if own is None:
-        return "-"
+        return MARK if row.disturbed else "-"
     interval = own.shown_interval("{:.2f}")
     mark = f" {COUNTED}" if own.counted_disturbed else ""
     return f"{written(own.value, RATIO)}{f' ({interval})' if interval else ''}{mark}"

@@ -158,7 +158,7 @@ def _head(
 
 
 def _arms_run(experiment: ExperimentRecord) -> str:
-    """Say how many arms of the search space ran, if not all did, as HTML."""
+    """Say how many arms of the search space the experiment has, if not all, as HTML."""
     if experiment.question is None:
         return ""
     asked = set(experiment.question.arms)
@@ -166,7 +166,10 @@ def _arms_run(experiment: ExperimentRecord) -> str:
     run = asked & (run | {arm for arm, _ in experiment.not_begun})
     if not run or run == asked:
         return ""
-    return f'<p class="note">Arms run: {len(run)} of {len(asked)}.</p>\n'
+    return (
+        f'<p class="note">This experiment has {len(run)} of the {len(asked)} arms of its search '
+        "space.</p>\n"
+    )
 
 
 def _menu_section(menu: Menu | None) -> str:
@@ -209,7 +212,7 @@ def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
     reward.
     """
     found = [escaped(note) for note in (changed_code(experiment), *comparison.truncated()) if note]
-    if any(change.named for own in comparison.changes.values() for change in own):
+    if any(change.moved for own in comparison.changes.values() for change in own):
         found.append(
             'Before you trust the reward, check <a href="#changes">the other quantities that '
             f"changed</a>: {escaped(changes.moved_in(comparison.changes))}."
@@ -333,7 +336,7 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair], *, has_menu: bo
     if len(pairs) > 1:  # a single pair is already in the list above
         every = (
             "<details><summary>Every pair of arms</summary>\n"
-            f"{html_table(PAIRS, [pair.cells() for pair in pairs], figures=True)}\n"
+            f"{_pairs_table(pairs)}\n"
             f"{_why_marked(pairs)}</details>\n"
         )
     return (
@@ -344,6 +347,13 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair], *, has_menu: bo
         f"{bounds}</p>\n"
         f"{html_list(told)}{every}</section>"
     )
+
+
+def _pairs_table(pairs: Sequence[ArmPair]) -> str:
+    """Return the table of all pairs as HTML, without the columns that have no figure."""
+    columns = zip(PAIRS, *(pair.cells() for pair in pairs), strict=True)
+    header, *rows = zip(*(own for own in columns if set(own[1:]) != {"-"}), strict=True)
+    return html_table(header, rows, figures=True)
 
 
 def _why_marked(pairs: Sequence[ArmPair]) -> str:
@@ -402,10 +412,10 @@ def _changes_section(comparison: Comparison) -> str:
         '<section id="changes">\n<h2>Side effects of training</h2>\n'
         "<p>A policy can earn reward by changing something you did not intend. This section lists "
         "every quantity that moved by more than its threshold in any seed, up or down, between the "
-        "start of training and the latest round. A change is unsure if the noise of its "
-        "measurement could explain it. The figures are medians over the seeds in which "
-        "the quantity moved. A listed change can be harmless: read the responses below to find "
-        "out.</p>\n"
+        "start of training and the latest round. “Perhaps not above the threshold” means that "
+        "the change exceeds its threshold by less than the noise of its measurement. The figures "
+        "are medians over the seeds in which the quantity moved. A listed change can be harmless: "
+        "read the responses below to find out.</p>\n"
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{narrow_tables(('arm', *(q.title for q in quantities)), rows)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
@@ -492,8 +502,9 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
         '<section id="examples">\n<h2>Before and after</h2>\n'
         "<p>The first response to each prompt, before training and at the latest evaluation. The "
         "prompts are the first held-out prompts, not a selection. Scores after the reward "
-        "are its parts, without their weights. “format” judges the form of the response, and "
-        "“answer” judges its answer. The reward is not always the sum of these scores.</p>\n"
+        "are its parts, without their weights. “format” is 1 if the response has the form that "
+        "the task asks for, and “answer” judges its answer. Without task.reward and "
+        "task.reward_weights, the reward is “answer” alone.</p>\n"
         + "\n".join(blocks)
         + "\n</section>"
     )

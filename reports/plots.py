@@ -36,7 +36,7 @@ from reports.series import (
 )
 from reports.summary import DEVICE, MARK, Comparison
 
-LEAST_JOINED = 3  # least number of points that a line of reward against KL joins
+LEAST_JOINED = 3  # least number of evaluations that a line joins
 STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
 BANDS = (
     "A line is the median over the trials of an arm. A band reaches from the lowest to the highest "
@@ -49,6 +49,7 @@ CLIPPED_TOKENS = (
 NO_WALL_CLOCK = "No wall-clock time was recorded."
 NOT_KNOWN = "not known"
 NOT_COMPARABLE = f"{MARK} not comparable"
+EXACT = "exact lag"  # shown in place of a speed-up
 
 
 def sections(
@@ -64,7 +65,7 @@ def sections(
         Section(title="Speed and cost", plots=_costs(comparison), legend=False),
         Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
         *_titled("How far the policy drifted", _drift(arms), several),
-        *_titled("How stale the rollouts were", _lags(arms, files), several),
+        *_titled("How stale the rollouts were", _lags(arms, comparison, files), several),
         *_titled("What changed within a round", _steps(arms, files), several),
         *_titled("How often rollouts were used", _reuse(arms), several),
     ]
@@ -132,16 +133,20 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
     missing = "No held-out evaluation was recorded."
     noise = " Small gaps can be noise: see “Which arms differ”." if len(arms) > 1 else ""
     reward = "held-out reward"
+    two_points = _not_joined(arms, held_out_by(lambda t, n, row: n))
+    timed = _timed(arms, comparison)
     wall_clock = lines(
-        arms,
+        timed,
         name="reward_wall_clock",
         title="Held-out reward over wall-clock time",
         look=f"{_beware(comparison)}Compare arms here if waiting time matters most: an arm whose "
         "curve lies further to the left learns faster. The clock starts with round 1 and excludes "
-        "evaluation and checkpoints.",
+        "evaluation and checkpoints."
+        f"{_not_joined(timed, held_out_by(lambda t, n, row: n))}",
         x_label="wall-clock, seconds",
         y_label=reward,
         series=held_out_by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),
+        joined=LEAST_JOINED,
         missing=missing,
     )
     return [
@@ -151,10 +156,11 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Held-out reward over rounds",
             look="The reward on prompts that are never trained on. Higher is better. Do not "
             "compare arms here if they train on different numbers of samples per round. If curves "
-            "coincide, the wider line lies behind the narrower one.",
+            f"coincide, the wider line lies behind the narrower one.{two_points}",
             x_label="round",
             y_label=reward,
             series=held_out_by(lambda t, n, row: n),
+            joined=LEAST_JOINED,
             missing=missing,
         ),
         lines(
@@ -162,10 +168,11 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="reward_samples",
             title="Held-out reward over samples",
             look="This is the fair comparison of what arms learn: an arm with a lower curve learns "
-            f"less from the same samples.{noise}",
+            f"less from the same samples.{noise}{two_points}",
             x_label="responses trained on",
             y_label=reward,
             series=held_out_by(lambda t, n, row: samples(t, row)),
+            joined=LEAST_JOINED,
             missing=missing,
         ),
         wall_clock,
@@ -245,6 +252,27 @@ def _held_out_of(quantity: str) -> Series:
     return series
 
 
+def _not_joined(arms: Arms, series: Series) -> str:
+    """Return a remark if the points of an arm are too few to be joined by a line."""
+    if all(len(curve(trials, series)) >= LEAST_JOINED for trials in arms.values()):
+        return ""
+    said = " An arm with only two points has no line, because the path between them is unknown."
+    several = any(len(trials) > 1 for trials in arms.values())
+    return said + " Vertical lines reach from the lowest to the highest trial." * several
+
+
+def _timed(arms: Arms, comparison: Comparison) -> Arms:
+    """Return the trials whose seconds count, as in `Comparison.totals`."""
+    return {
+        arm: [
+            trial
+            for trial in trials
+            if trial.pace is None or trial.pace.comparable or not comparison.comparable(arm)
+        ]
+        for arm, trials in arms.items()
+    }
+
+
 def _beware(comparison: Comparison) -> str:
     """Return a warning for the start of a text if other processes disturbed an arm's seconds."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
@@ -252,6 +280,9 @@ def _beware(comparison: Comparison) -> str:
     left_out = (
         f"Not comparable, because other processes used the machine: {named}. " if disturbed else ""
     )
+    excluded = {arm for arm, own in comparison.arms.items() if not all(t.comparable for t in own)}
+    if excluded - set(disturbed):
+        left_out += "Trials that the table of arms excludes are left out here too. "
     counted = _counted(comparison)
     return left_out + (f"{counted.strip()} " if counted else "")
 
@@ -287,10 +318,10 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             _ratio_bars(comparison, comparison.speed),
             name="speed_up",
             title="Speed-up",
-            look=f"Samples per second {relative}. Use this plot if you have the devices anyway: a "
-            "longer bar means higher speed. Whiskers show the 95% interval. If the interval "
-            "includes 1, there is no clear difference. A question mark means that the arm is not "
-            "comparable, because other processes used the machine."
+            look=f"Samples per second {relative}. Use this plot if the devices would otherwise "
+            "stand idle: a longer bar means higher speed. Whiskers show the 95% interval. If the "
+            "interval includes 1, there is no clear difference. A question mark means that the arm "
+            "is not comparable, because other processes used the machine."
             f"{_counted(comparison)}",
             unit="times as fast",
             form="{:.2f}x",
@@ -317,6 +348,7 @@ def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> di
     if comparison.baseline is not None:
         usable = comparison.has_ratio_of_baseline
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
+    found |= dict.fromkeys(comparison.exact_lags, EXACT)
     found |= {arm: _bar(own) for arm, own in contrasts.items()}
     return found | dict.fromkeys(comparison.not_comparable, NOT_COMPARABLE)
 
@@ -345,7 +377,13 @@ def _no_bar(comparison: Comparison) -> str:
 
 
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
+    arms = _timed(arms, comparison)
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
+    exact = (
+        " With an exact lag of L, round 1 samples L + 1 batches, and the last L rounds sample none."
+        if comparison.exact_lags
+        else ""
+    )
     seconds = {arm: stage_seconds(trials, responses=100) for arm, trials in arms.items()}
     timed = any(any(stages.values()) for stages in seconds.values())
     missing = None if timed else "No round recorded time/…_s."
@@ -372,9 +410,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
-            look="One panel per arm, with the medians over its trials. Only rounds with an "
-            "evaluation have a layer eval. The other layers should be steady. If a layer grows or "
-            "spikes, look at the trace of that round.",
+            look=f"{_beware(comparison)}One panel per arm, with the medians over its trials. Only "
+            "rounds with an evaluation have a layer eval. The other layers should be steady. If a "
+            f"layer grows or spikes, look at the trace of that round.{exact}",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -442,8 +480,6 @@ def _drift(arms: Arms) -> list[Plot]:
                 missing=no_kl,
             )
         )
-    unjoined = " An arm with only two points has no line, because the path between them is unknown."
-    has_unjoined = any(len(curve(trials, frontier)) < LEAST_JOINED for trials in arms.values())
     plots.append(
         lines(
             arms,
@@ -451,10 +487,10 @@ def _drift(arms: Arms) -> list[Plot]:
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Each point is an "
             "evaluation. Compare arms at equal KL or at equal reward: more held-out reward at "
-            f"equal KL is better, and so is less KL at equal reward.{unjoined * has_unjoined} The "
-            "KL is never negative. Its estimate can be, because an older policy sampled the "
-            "responses: read a point slightly below 0 as a KL near 0. A point far below 0 means "
-            "that the policy has moved far from the weights that sampled."
+            "equal KL is better, and so is less KL at equal reward."
+            f"{_not_joined(arms, frontier)} The KL is never negative. Its estimate can be, because "
+            "an older policy sampled the responses: read a point slightly below 0 as a KL near 0. "
+            "A point far below 0 means that the policy has moved far from the weights that sampled."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
@@ -520,28 +556,34 @@ def _clip(arms: Arms) -> bool:
 def _sampled(arms: Arms, *, band: bool = True) -> str:
     """Return a remark for plots of metrics that are measured on a sample of the responses."""
     sampled = [
-        trials
-        for trials in arms.values()
+        arm
+        for arm, trials in arms.items()
         if any(any(trial.column(f"kl/reference_nats{SE}")) for trial in trials)
     ]
     if not sampled:
         return ""
-    measured = {schedule.monitored_responses(trials[0].config) for trials in sampled}
+    measured = {schedule.monitored_responses(arms[arm][0].config) for arm in sampled}
     numbers = " or ".join(sorted(map(str, measured)))
-    some = "on all responses in some arms, and in the others " * (len(sampled) < len(arms))
     several = any(len(trials) > 1 for trials in arms.values())
-    covers = "is wider by" if several else "covers"
-    errors = f"{STANDARD_ERRORS:g} standard errors on either side"
-    shown = f" The band {covers} {errors}." if band else ""
-    return f" Measured {some}on {numbers} responses of each round, drawn at random.{shown}"
+    beyond = " beyond the lowest and the highest trial" if several else " on either side"
+    shown = f" The band covers {STANDARD_ERRORS:g} standard errors{beyond}." if band else ""
+    monitored = [arm for arm, trials in arms.items() if trials[0].config.loss.kl_monitor]
+    whole = [arm for arm in monitored if arm not in sampled]
+    others = f" ({', '.join(sampled)}) or on all responses ({', '.join(whole)})" if whole else ""
+    drawn = f"{numbers} responses of each round, drawn at random{others}"
+    return f" Measured on {drawn}.{shown}"
 
 
-def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
+def _lags(arms: Arms, comparison: Comparison, files: Mapping[str, TrialFiles]) -> list[Plot]:
     shares = {
         arm: lag_shares([files[trial.name].lags for trial in trials])
         for arm, trials in arms.items()
     }
-    changed = {arm: files[trials[0].name] for arm, trials in arms.items()}
+    timed = _timed(arms, comparison)
+    changed = {arm: files[trials[0].name] for arm, trials in timed.items()}
+    configs = [trial.config for trials in arms.values() for trial in trials]
+    has_bounded = any(config.lag and config.lag_mode != "exact" for config in configs)
+    slow = " If an asynchronous arm is mostly at lag 0, its generators are slower than its learner."
     histogram = "; ".join(
         f"{arm}: " + ", ".join(f"lag {lag} {share:.0%}" for lag, share in sorted(lags.items()))
         for arm, lags in shares.items()
@@ -570,7 +612,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             look=f"The first {FIRST_ROUNDS} rounds. A version counts the gradient steps so far. "
             "Solid: the version of the learner. Dotted: the version of the generator. A gap "
             "between the lines shows how long new weights take to arrive. Lines that coincide do "
-            "not mean that rollouts are fresh: an asynchronous arm trains on responses that were "
+            "not mean that rollouts are fresh: an arm with a lag trains on responses that were "
             "sampled before the generator's weights changed. “Lag over the rounds” shows how stale "
             "these responses were.",
             draw=lambda figure, theme: draw_versions(figure, theme, changed),
@@ -585,8 +627,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             name="lag_histogram",
             title="Lag of the groups",
             look="The share of groups that were first trained on at each lag. At lag 0, "
-            "training is synchronous. If an asynchronous arm is mostly at lag 0, its generators "
-            "are slower than its learner.",
+            f"training is synchronous.{slow * has_bounded}",
             draw=lambda figure, theme: draw_lag_histogram(figure, theme, shares),
             alt=f"Bars. {histogram}.",
             missing=None

@@ -115,8 +115,7 @@ def default_settings(trial: TrialRecord, description: Mapping[str, Any]) -> dict
         return defaults
     declared = description.get("task_defaults")
     own = declared.get(trial.config.task.name) if isinstance(declared, Mapping) else None
-    # The user's task may declare a setting that the built-in task `keyword` also has, with a
-    # different default.
+    # The user's task may declare a setting of the built-in task `keyword` with its own default.
     for setting, _ in trial.config.task.own:
         defaults.pop(f"task.{setting}", None)
     return defaults | (dict(own) if isinstance(own, Mapping) else {})
@@ -126,9 +125,8 @@ def _files_table(experiment: ExperimentRecord) -> str:
     """List the user's own files with their digests, so that two reports can be compared."""
     files = own_files(experiment)
     if not files:
-        return (
-            "<p>The experiment read none of your own files.</p>\n" if are_noted(experiment) else ""
-        )
+        none = "<p>The experiment used none of your own files, such as data or a reward.</p>\n"
+        return none if are_noted(experiment) else ""
     rows = [(file.setting, file.name, file.short) for file in files]
     header = ("setting", "file", f"SHA-256, first {SHORT} digits")
     title, note = "Your own files at the start of the experiment", ""

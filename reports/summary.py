@@ -235,7 +235,7 @@ class Comparison:
         return (
             "speeds include rounds that other processes disturbed "
             f"(callbacks.leave_out_disturbed=false): {arms}. The percentage is the share of the "
-            "machine that other processes took."
+            "machine's CPU time that other processes took."
             if arms
             else ""
         )
@@ -320,7 +320,8 @@ class Comparison:
             "responses before training and at the latest evaluation. Reference NLL: how unlikely "
             "the initial policy finds the responses of the last eighth of the rounds, in nats per "
             "token. Largest lag: how many rounds old the stalest group was when it was first "
-            "trained on."
+            "trained on. eval s and checkpoint s: the total seconds of a trial's evaluations and "
+            "checkpoints, without its last checkpoint."
         ]
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
         notes += [COVERS[several] for several in sorted(among_seeds)]
@@ -469,9 +470,9 @@ class Comparison:
         if not self.has_ratios:
             return ""
         return (
-            f"Speed-up: samples per second relative to {self.baseline}; use this column if you "
-            "have the devices anyway. At equal cost: samples per device-hour relative to "
-            f"{self.baseline}; use this column if the devices could do other work. "
+            f"Speed-up: samples per second relative to {self.baseline}; use this column if the "
+            "devices would otherwise stand idle. At equal cost: samples per device-hour relative "
+            f"to {self.baseline}; use this column if the devices could do other work. "
         )
 
     def _notes_on_other_work(self) -> list[str]:
@@ -482,11 +483,11 @@ class Comparison:
             notes.append(
                 "Trials excluded from speeds, speed-ups, wall-clock time and device-hours because "
                 f"other processes disturbed too many rounds: {'; '.join(disturbed)}. The "
-                "percentage is the share of the machine that other processes took. Other trials "
-                "that run at the same time count as other processes. A round is disturbed if the "
-                f"share is above {DISTURBED_ABOVE:.0%}. {self._least_rounds()} If fewer than half "
-                f"of an arm's seeds remain, the table shows {MARK} instead of its speed, and "
-                f"{MARK} after its totals over all seeds, which are not comparable."
+                "percentage is the share of the machine's CPU time that other processes took. "
+                "Other trials that run at the same time count as other processes. A round is "
+                f"disturbed if the share is above {DISTURBED_ABOVE:.0%}. {self._least_rounds()} If "
+                f"fewer than half of an arm's seeds remain, the table shows {MARK} instead of its "
+                f"speed, and {MARK} after its totals over all seeds, which are not comparable."
                 f"{f' {ADVICE}' if advised else ''}"
             )
         several = self.seeds > 1
@@ -505,7 +506,9 @@ class Comparison:
         if counted := self.counts_disturbed:
             notes.append(f"{COUNTED}: {counted}")
         if left_out or counted:
-            notes.append("Wall-clock time and device-hours include these disturbed rounds.")
+            whose = "The wall-clock time and device-hours of the other trials include"
+            own = "Wall-clock time and device-hours include these"
+            notes.append(f"{whose if disturbed else own} disturbed rounds.")
         return notes
 
     def _least_rounds(self) -> str:
@@ -622,15 +625,17 @@ def relative_to(
 ) -> Comparison:
     """Repeat the comparison of speed and cost with another baseline.
 
+    An arm with an exact lag has no speed and no cost, because its lag saves no time.
+
     Args:
         comparison: The comparison to repeat.
         records: The trials by arm.
         baseline: The arm to compare with.
     """
     speed, cost, not_comparable = {}, {}, {}
-    for arm in comparison.arms:
-        if arm == baseline:
-            continue
+    exact = comparison.exact_lags
+    others = [arm for arm in comparison.arms if arm != baseline and arm not in exact]
+    for arm in () if baseline in exact else others:
         found = speed_up(records[arm], records[baseline])
         if isinstance(found, NotComparable):
             not_comparable[arm] = found.why
@@ -673,6 +678,7 @@ def show(
     values: Sequence[float | None],
     form: str | Callable[[float], str],
     middle: Callable[[Sequence[float]], float] = statistics.median,
+    label: str = "",
 ) -> str:
     """Return the median as text, with the minimum and the maximum if they differ when formatted.
 
@@ -680,6 +686,7 @@ def show(
         values: The values; None if unknown.
         form: A format, or a function that formats one value.
         middle: The function to use in place of the median.
+        label: Text in front of the minimum.
     """
     known = [value for value in values if value is not None]
     if not known:
@@ -688,7 +695,7 @@ def show(
         written(value, form) if isinstance(form, str) else form(value)
         for value in (middle(known), min(known), max(known))
     )
-    return shown if low == high else f"{shown} ({low} to {high})"
+    return shown if low == high else f"{shown} ({label}{low} to {high})"
 
 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:

@@ -25,7 +25,7 @@ FEW_SEEDS = 3  # with two seeds, Student's interval is 3.6 times as wide as with
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """Quantity in which the arms are compared with the baseline."""
+    """Quantity by which the arms are compared with the baseline."""
 
     key: str  # key in report.json
     name: str
@@ -164,7 +164,8 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     speed, reward = (next(own for own in found if own.key == key) for key in ("speed_up", REWARD))
     base, awaited = comparison.baseline, comparison.awaited
     said = [] if awaited is None else [f"The baseline {awaited} has not finished a round yet."]
-    if not (speed.contrasts or speed.not_comparable or reward.contrasts):
+    only_exact = comparison.has_exact_lag and len(comparison.arms) > 1
+    if not (speed.contrasts or speed.not_comparable or reward.contrasts or only_exact):
         return said
     said += [] if awaited is None else [f"Until it does, arms are compared with {base}."]
     said += _about_speed(speed, comparison)
@@ -203,11 +204,7 @@ def _about_speed(speed: Quantity, comparison: Comparison) -> list[str]:
     if comparison.has_exact_lag:
         return comparison.about_exact_lag
     base = comparison.baseline
-    faster = [
-        (own.value, arm)
-        for arm, own in speed.contrasts.items()
-        if _clear(own, more=True) and arm not in comparison.exact_lags
-    ]
+    faster = [(own.value, arm) for arm, own in speed.contrasts.items() if _clear(own, more=True)]
     if faster:
         value, arm = max(faster)
         interval = speed.contrasts[arm].shown_interval(speed.form)
@@ -251,7 +248,7 @@ def _joined(arms: Sequence[str]) -> str:
 def _baseline_doubt(comparison: Comparison) -> str | None:
     """Return a sentence if the baseline is too disturbed to compare any speed with it."""
     base = comparison.baseline
-    if base is None or comparison.has_usable_baseline:
+    if base is None or comparison.has_usable_baseline or not comparison.has_ratios:
         return None
     reasons = [
         f"{trial.pace.doubt} of seed {trial.seed}"
@@ -351,8 +348,9 @@ def _by_chance(arms: int) -> str:
         )
     compared = "both" if arms == 2 else f"all {arms}"
     return (
-        f"The level of {LEVEL:.0%} holds for a single comparison. Even if {compared} arms with "
-        f"several seeds were equal to the baseline, up to {1 - LEVEL**arms:.0%} of experiments "
-        "would show at least one clear difference in a given quantity, purely by chance. Before "
-        "you rely on a clear difference, repeat the experiment with other seeds (--seed)."
+        f"The confidence level of {LEVEL:.0%} holds for a single comparison. Even if {compared} "
+        "arms with several seeds were equal to the baseline, up to "
+        f"{1 - LEVEL**arms:.0%} of experiments would show at least one clear difference in a given "
+        "quantity, purely by chance. Before you rely on a clear difference, repeat the experiment "
+        "with other seeds (--seed)."
     )

@@ -21,7 +21,7 @@ from grpo_trainable.algo.ratios import clipped_surrogate, surrogate_without, tok
 
 
 class Selection(Protocol):
-    """A function that returns a bool mask (B, S) of the tokens that a loss treats differently."""
+    """A function that returns a bool mask (B, S) of the tokens that a loss treats specially."""
 
     def __call__(
         self,

@@ -81,7 +81,7 @@ class PromptFileSettings(Settings):
     train_file: str | None = path(
         None,
         f"Training prompts, in one of the task's formats (docs/howto): {_DATA}. Without eval_file, "
-        "a fifth of the prompts are held out, chosen by a hash of each prompt.",
+        "about a fifth of the prompts are held out, chosen by a hash of each prompt.",
         read_if=_FROM_FILES,
         also_called=(verl("data.train_files", _DATA),),
     )

@@ -28,7 +28,7 @@ def draw(sizes: Sequence[int], responses: int, rng: np.random.Generator) -> np.n
     """Draw responses without replacement, and return their mask, bool (N,).
 
     This is a systematic sample: the groups and the responses of each group are put in random order,
-    and responses at equal distances are drawn. Each response is equally likely to be drawn. The
+    and evenly spaced responses are drawn. Each response is equally likely to be drawn. The
     groups are strata: if they have equal sizes, their numbers of drawn responses differ by at most
     one. In that case, a group has two drawn responses only if every group has at least one.
 

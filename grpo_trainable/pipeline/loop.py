@@ -113,7 +113,7 @@ class Pipeline:
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
         self.evaluation: Evaluation | None = None
-        # Actor -> number of seconds by which the clock of its machine is ahead of this machine's.
+        # Actor -> seconds by which the clock of its machine is ahead of this machine's clock.
         # For an actor without an entry, the value is 0.
         self.clock_offsets: dict[str, float] = {}
         self._recorder = Recorder(self.clock_offsets)

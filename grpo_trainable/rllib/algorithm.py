@@ -31,7 +31,9 @@ from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
 from grpo_trainable.storage.checkpointing import CheckpointError
+from grpo_trainable.storage.object_store import StoredPath
 from grpo_trainable.storage.ray_private import TRAINING_ITERATION
+from grpo_trainable.storage.trial_storage import verify_copy
 from grpo_trainable.telemetry.metrics import is_named_by_user
 from grpo_trainable.trial import Trial, resolved
 
@@ -305,6 +307,7 @@ class SavedTrial(Checkpointable):
                 self._trial.save(directory)
                 filesystem.create_dir(str(path), recursive=True)
                 copy_files(directory, str(path), destination_filesystem=filesystem)
+                verify_copy(Path(directory), StoredPath(filesystem, str(path)))
         return str(path)
 
     def restore_from_path(

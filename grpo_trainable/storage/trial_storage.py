@@ -94,7 +94,7 @@ class TrialStorage:
         context.current_checkpoint_index = before = newest_index(context)
         try:
             yield str(directory)
-            _verify_copy(directory, path_on(context.storage_filesystem, context.checkpoint_fs_path))
+            verify_copy(directory, path_on(context.storage_filesystem, context.checkpoint_fs_path))
         except OSError:
             # A partial copy would take up disk space that is already short. An object store that
             # has just failed gets no further request: the partial copy in the store is removed
@@ -268,7 +268,7 @@ class TrialStorage:
         return math.inf
 
 
-def _verify_copy(directory: Path, copy: AnyPath) -> None:
+def verify_copy(directory: Path, copy: AnyPath) -> None:
     """Raise OSError if an object store lacks a file of a directory that was copied to it.
 
     If the store refuses a small file, pyarrow's `copy_files`, which Tune calls, raises no error.

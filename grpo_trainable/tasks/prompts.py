@@ -244,5 +244,6 @@ def _refuse_repeats(task: Task | MixTask, prompts: int) -> None:
         if held_out is not None and count > held_out:
             raise ValueError(
                 f"eval.final_prompts={prompts}: needs {count:,} held-out prompts{of}, but there "
-                f"are only {held_out:,}; lower eval.final_prompts, or raise eval.samples"
+                f"are only {held_out:,}; lower eval.final_prompts, and raise eval.samples for a "
+                "more precise evaluation"
             )

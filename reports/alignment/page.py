@@ -77,7 +77,7 @@ def _figures_section(record: AlignmentRecord) -> str:
         if record.stage.writes_text:
             note += (
                 " The initial policy is the reference, so each pair starts as a tie, and "
-                "the accuracy has no first value."
+                "the accuracy before training is undefined."
             )
     else:
         note += ", in nats per token."

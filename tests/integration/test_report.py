@@ -35,6 +35,7 @@ from launch import report
 from launch.tune import use_of_model
 from reports import canvas, changes, series
 from reports.experiment import read_experiment
+from reports.page import _arms_run
 from reports.parquet_reader import read_files
 from reports.plots import sections
 from reports.report import write_report
@@ -219,6 +220,18 @@ def test_steps_and_reuse_are_shown_where_there_are_any(full, tmp_path):
     assert not {"step_kl", "step_clip"} & ids
 
 
+def test_a_page_says_how_many_arms_of_the_space_it_has_unless_it_has_all(full):
+    record = read_experiment(full)
+    assert record.question is not None
+    every = replace(record.question, arms=tuple(record.arms))
+    assert "has 3 of the" in _arms_run(record)
+    assert _arms_run(replace(record, question=every)) == ""
+    assert _arms_run(replace(record, question=None)) == ""
+    # A planned arm counts although it has not begun.
+    waiting = next(arm for arm in record.question.arms if arm not in record.arms)
+    assert "has 4 of the" in _arms_run(replace(record, not_begun=[(waiting, 0)]))
+
+
 def test_the_page_has_the_rows_of_the_commands_table(full):
     comparison = compare(read_experiment(full).trials)
     words = Page(full / "report.html").words
@@ -228,7 +241,7 @@ def test_the_page_has_the_rows_of_the_commands_table(full):
             numbers = re.findall(r"[\d.]+x?", cell.partition("(")[0]) if "k" not in cell else [cell]
             assert all(number in words for number in numbers)
     assert SPACE.question[1:] in words
-    assert f"Arms run: 3 of {len(SPACE.arms)}." in words
+    assert f"This experiment has 3 of the {len(SPACE.arms)} arms of its search space." in words
     assert "relative to colocated_k1" in words
     assert "Speed-ups are geometric means over the seeds, with their 95% intervals." in words
 

@@ -118,7 +118,7 @@ def refuse_other_than_reward_model(directory: Path) -> None:
 
 
 def refuse_unusable(directory: Path) -> None:
-    """Check everything that can be known before `transformers` reads the weights of a policy.
+    """Check a policy as far as possible before `transformers` reads its weights.
 
     Raises:
         ValueError: The library cannot read the model, the directory also holds adapters, or the

@@ -196,7 +196,7 @@ def _read(response: requests.Response, end: float) -> bytes:
 def _reason(error: requests.RequestException) -> str:
     """Return the operating system's reason, or the type of the error if there is none.
 
-    The full message of `requests` is long and contains memory addresses.
+    The full message of an exception of `requests` is long and contains memory addresses.
     """
     one: BaseException | None = error
     while one is not None:

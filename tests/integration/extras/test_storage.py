@@ -18,6 +18,7 @@ import torch
 from checkpoints import write_checkpoint
 from conftest import untimed, wait_for
 from experiments import SPACE, config, row, write_experiment, write_part, write_trial
+from pyarrow.fs import copy_files
 from s3_server import Store, s3_store
 from trials import FakeTrial
 
@@ -38,7 +39,7 @@ from grpo_trainable.storage.checkpointing import (
     unverified_round,
 )
 from grpo_trainable.storage.object_store import StoredPath, fetched, refusal, stored_path
-from grpo_trainable.storage.trial_storage import TrialStorage, checkpoint_at
+from grpo_trainable.storage.trial_storage import TrialStorage, checkpoint_at, verify_copy
 from reports.report import ReportError, write_report
 from reports.stored import at_hand
 
@@ -128,6 +129,25 @@ def test_a_checkpoint_is_read_from_the_store(store: Store, tmp_path: Path) -> No
     assert torch.equal(read_checkpoint(named).policy["a"], torch.full((64,), 3.0))
     with pytest.raises(CheckpointError, match=r"one of its trials: s3://bucket/runs/trial$"):
         checkpoints_named(stored_path("s3://bucket/runs"))
+
+
+def test_a_copy_that_lacks_a_file_or_a_part_of_one_is_an_error(
+    store: Store, tmp_path: Path
+) -> None:
+    local, stored = tmp_path / "checkpoint_000000", stored_path("s3://bucket/checkpoint_000000")
+    (local / "in").mkdir(parents=True)
+    (local / "a").write_bytes(b"one")
+    (local / "in" / "b").write_bytes(b"two")
+    store.refuses = lambda method, path: "507 Full" if path.endswith("in/b") else None
+    copy_files(str(local), stored.path, destination_filesystem=stored.filesystem)  # no error
+    with pytest.raises(OSError, match="the store did not accept checkpoint_000000/in/b"):
+        verify_copy(local, stored)
+    store.refuses = lambda method, path: None
+    brought(local, stored)
+    verify_copy(local, stored)
+    (stored / "a").write_bytes(b"on")
+    with pytest.raises(OSError, match="the store did not accept checkpoint_000000/a"):
+        verify_copy(local, stored)
 
 
 @pytest.mark.parametrize("words", [["evaluate.py", "--checkpoint"], ["export.py"]])

@@ -290,7 +290,8 @@ def test_to_decide_counts_the_seeds_that_the_note_says_how_to_run(command, tmp_p
     assert "This command also runs arms that need fewer seeds or none." in text
     # A new experiment runs only the arms that need it.
     _, text = told({**wide, THIRD: SAME[OTHER]})
-    assert f"with --set arm={BASE},{OTHER} and --num-samples " in text
+    arms = f"--set arm={BASE},{OTHER} (in place of an earlier one)"
+    assert f"with {arms} and --num-samples " in text
 
 
 def test_a_recorded_maximum_is_used_and_no_other_is_accepted(command, tmp_path):

@@ -94,7 +94,7 @@ def test_dpo_has_no_accuracy_before_its_first_step():
     own = record([pair(0.25)], log, stage="dpo")
     assert own.figures == {"held_out_accuracy": (None, 1.0), "held_out_margin": (0.0, 0.25)}
     assert own.series("eval_rewards/accuracies") == [(5, 0.5), (10, 1.0)]
-    assert "the accuracy has no first value" in render_page(own)
+    assert "the accuracy before training is undefined" in render_page(own)
 
 
 def test_fine_tuning_is_answered_by_the_held_out_loss():

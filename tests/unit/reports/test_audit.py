@@ -320,7 +320,7 @@ def test_the_audit_shows_what_an_arm_received(tmp_path):
     assert found.clipped == pytest.approx(0.15)
     assert (found.weights_bounded, found.without_gradient) == (0.01, 0.5)
     assert check_rows({STALE: found}) == [
-        (STALE, "passed", "1", "0.8 (0 to 1)", "50.0%", "30.5 / 31.5", "-")
+        (STALE, "passed", "1", "0.75 (0 to 1)", "50.0%", "30.5 / 31.5", "-")
     ]
     assert consequence_rows({STALE: found}) == [(STALE, "75.0%", "25.0%", "15.0%", "1.0%")]
     data = audit_data(found)

@@ -333,7 +333,7 @@ def test_a_change_measured_on_a_sample_must_exceed_its_threshold_by_two_standard
     unsure = Change(**ends, errors=[0.06, 0.06])
     assert not unsure.moved
     assert unsure.named
-    doubt = ", unsure: within its noise"
+    doubt = " (perhaps not above the threshold)"
     assert list(unsure.in_short()) == [f"reference NLL +0.40 in 2 of 2 seeds{doubt}"]
     below = Change(**{**ends, "after": [1.1, 1.1]}, errors=[0.06, 0.06])
     assert not below.named

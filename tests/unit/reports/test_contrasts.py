@@ -15,8 +15,10 @@ import experiments
 import numpy as np
 import pytest
 from a_a import drawn, verdict
+from matplotlib.figure import Figure
 
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
+from reports.canvas import LIGHT, Plot
 from reports.contrasts import Contrast, reward_difference, speed_up
 from reports.every_pair import every_pair
 from reports.experiment import read_experiment
@@ -24,7 +26,7 @@ from reports.intervals import Estimate, Spread
 from reports.own_files import changed_code
 from reports.pace import pace_of
 from reports.parquet_reader import read_files, scores_text
-from reports.plots import _held_out_of, _sampled, sections
+from reports.plots import BANDS, _held_out_of, _sampled, sections
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import (
     ADVICE,
@@ -183,8 +185,8 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
         f"(callbacks.leave_out_disturbed=false): {base}; " in words
     )
     assert (
-        f"{base}; {other}. The percentage is the share of the machine that other processes took."
-        in words
+        f"{base}; {other}. The percentage is the share of the machine's CPU time "
+        "that other processes took." in words
     )
     assert "Excluded from speed comparisons" not in words
     speed = [sentence for sentence in told(record) if "samples per second" in sentence]
@@ -387,6 +389,35 @@ def test_an_exact_lag_is_not_asked_for_its_speed(tmp_path):
     assert ADVICE not in " ".join(notes)
 
 
+def test_before_two_arms_are_complete_only_the_exact_lag_and_the_wait_are_told(tmp_path):
+    experiments.write_experiment(tmp_path / "e")
+    for arm, share in ((BASE, 0.5), (THIRD, 0.01)):
+        own = rows(np.random.default_rng(0), 1.0, [share] * 16)[:8]
+        params = experiments.config(arm, rounds=ROUNDS, lag_mode="exact")
+        experiments.write_trial(tmp_path / "e", params, own)
+    record = read_experiment(tmp_path / "e")
+    first, second = answered(record, {})
+    assert first == EXACT_LAG
+    assert second.startswith("Held-out rewards can be compared once")
+    # Other processes disturbed the baseline, but no speed is compared with it.
+    assert not any("used the machine" in text or "in speed" in text for text in told(record))
+
+
+def test_an_arm_has_no_speed_relative_to_an_exact_lag(tmp_path):
+    rng = np.random.default_rng(0)
+    experiments.write_experiment(tmp_path / "e")
+    for arm in (BASE, THIRD):
+        params = experiments.config(
+            arm, rounds=ROUNDS, lag_mode="exact" * (arm == THIRD) or "bounded"
+        )
+        experiments.write_trial(tmp_path / "e", params, rows(rng))
+    record = read_experiment(tmp_path / "e")
+    alone = compare(record.trials, preferred=THIRD)
+    assert alone.baseline == THIRD
+    assert not alone.speed
+    assert "speed-up" not in alone.header
+
+
 def test_beside_a_bounded_lag_the_arms_with_an_exact_lag_are_named(tmp_path):
     rng = np.random.default_rng(0)
     experiments.write_experiment(tmp_path / "e")
@@ -468,6 +499,62 @@ def test_plots_of_seconds_begin_with_the_arms_that_cannot_be_compared(tmp_path):
     assert all(section.note == "" for section in shown)  # one seed has no bands
 
 
+def test_plots_of_seconds_leave_out_the_trials_that_the_table_leaves_out(tmp_path):
+    rng = np.random.default_rng(0)
+    seeds = [rows(rng), rows(rng), rows(rng, 3.0, [0.5] * 16)]
+    for own, stage in zip(seeds, (1.0, 3.0, 20.0), strict=True):
+        for one_row in own:
+            one_row |= {"time/optimize_s": stage, "eval/round": 16.0 * (one_row is own[-1])}
+    record = write(tmp_path / "e", {BASE: seeds})
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    comparison = compare(record.trials)
+    shown = sections(record, comparison, files)
+    plots = {plot.name: plot for section in shown for plot in section.plots}
+    last = float(np.median([own[-1]["time/wall_clock_s"] for own in seeds[:2]]))
+    assert drawn_ends(plots["reward_wall_clock"]) == pytest.approx([last])
+    for name in ("reward_wall_clock", "stages", "stages_over_rounds"):
+        assert plots[name].look.startswith("Trials that the table of arms excludes are left out")
+    # 16 rounds of 64 responses: 2 s for 64 responses are 3.125 s for 100.
+    assert "optimize 3.1 s" in plots["stages"].alt
+
+
+def drawn_ends(plot: Plot) -> list[float]:
+    """Return the largest x of each arm's points."""
+    figure = Figure()
+    plot.draw(figure, LIGHT)
+    (axes,) = figure.axes
+    return [max(map(float, xs)) for line in axes.lines if len(xs := line.get_xdata())]
+
+
+def test_an_exact_lag_has_no_column_and_no_plot_of_speed(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def looks(modes: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+        directory = experiments.write_experiment(tmp_path / "-".join(modes.values()))
+        for arm, mode in modes.items():
+            params = experiments.config(arm, rounds=ROUNDS, lag_mode=mode)
+            experiments.write_trial(directory, params, rows(rng))
+        record = read_experiment(directory)
+        files = {trial.name: read_files(trial) for trial in record.trials}
+        comparison = compare(record.trials)
+        shown = sections(record, comparison, files)
+        return comparison.header, {p.name: p.look for own in shown for p in own.plots}
+
+    header, found = looks({BASE: "bounded", THIRD: "exact"})
+    assert "speed-up" not in header
+    assert "speed_up" not in found
+    assert "With an exact lag of L, round 1 samples L + 1 batches" in found["stages_over_rounds"]
+    assert "its generators are slower" not in found["lag_histogram"]
+
+    header, _ = looks({BASE: "bounded", OTHER: "bounded", THIRD: "exact"})
+    assert "speed-up" in header  # of `sync`
+    header, found = looks({BASE: "bounded", THIRD: "bounded"})
+    assert "speed-up" in header
+    assert "speed_up" in found
+    assert "With an exact lag" not in found["stages_over_rounds"]
+    assert "its generators are slower" in found["lag_histogram"]
+
+
 def test_arms_disturbed_in_different_seeds_have_no_bar_of_a_ratio(tmp_path):
     rng = np.random.default_rng(0)
     loaded, quiet = rows(rng, 1.6, [0.4] * 16), rows(rng)
@@ -478,12 +565,8 @@ def test_arms_disturbed_in_different_seeds_have_no_bar_of_a_ratio(tmp_path):
     assert plot.missing == "Other processes disturbed an arm or the baseline in too many seeds."
 
 
-def test_two_evaluations_of_an_arm_are_points_without_a_line(tmp_path):
-    from matplotlib.figure import Figure
-
-    from reports.canvas import LIGHT
-    from reports.plots import BANDS
-
+@pytest.mark.parametrize("of", ["frontier", "reward_rounds", "reward_samples", "reward_wall_clock"])
+def test_two_evaluations_of_an_arm_are_points_without_a_line(tmp_path, of):
     def plotted(name: str, evaluated: Sequence[int]) -> tuple[str, list[str]]:
         """Return the style of the arm's line, and the kinds of the bands or vertical lines."""
         seeds = [
@@ -498,7 +581,7 @@ def test_two_evaluations_of_an_arm_are_points_without_a_line(tmp_path):
         files = {trial.name: read_files(trial) for trial in record.trials}
         shown = sections(record, compare(record.trials), files)
         assert shown[0].note == BANDS
-        (plot,) = (own for section in shown for own in section.plots if own.name == "frontier")
+        (plot,) = (own for section in shown for own in section.plots if own.name == of)
         assert ("An arm with only two points" in plot.look) == (name == "two")
         figure = Figure()
         plot.draw(figure, LIGHT)
@@ -524,7 +607,8 @@ def test_a_plot_says_which_arms_measure_the_kl_on_a_sample(tmp_path):
     sample = "on 16 responses of each round, drawn at random."
     assert said({BASE: 0.1, OTHER: 0.1}) == f" Measured {sample}"
     assert said({BASE: 0.1, OTHER: 0.0}) == (
-        f" Measured on all responses in some arms, and in the others {sample}"
+        " Measured on 16 responses of each round, drawn at random "
+        f"({BASE}) or on all responses ({OTHER})."
     )
     assert said({BASE: 0.0, OTHER: 0.0}) == ""
 

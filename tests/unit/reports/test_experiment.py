@@ -674,8 +674,8 @@ def test_the_band_of_a_sampled_metric_is_two_standard_errors_beyond_every_seed(e
     points = curve(arms["colocated_k1"], metric("kl/reference_nats"), margin)
     assert points[0] == Point(1, 4.0, 2.0, 5.0)
     assert _sampled(arms) == (
-        " Measured on 16 responses of each round, drawn at random. The band is wider by 2 "
-        "standard errors on either side."
+        " Measured on 16 responses of each round, drawn at random. The band covers 2 standard "
+        "errors beyond the lowest and the highest trial."
     )
     one = {arm: trials[:1] for arm, trials in arms.items()}
     assert _sampled(one).endswith("The band covers 2 standard errors on either side.")

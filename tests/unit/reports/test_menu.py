@@ -176,7 +176,9 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert row.verdict == UNDECIDED
     (said,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
     assert "roughly 100% of the variance between seeds comes from the evaluation" in said
-    assert "4 times as many prompts as the 2 of the last evaluation reduce it at 40% of" in said
+    assert (
+        "4 times as many prompts as the 2 of the last evaluation reduce the noise at 40% of" in said
+    )
     # How many prompts the task holds out is not known here, so no number is advised.
     assert "raise eval.final_prompts or, if it already covers all held-out prompts, eval" in said
     assert "eval.final_prompts=" not in said
@@ -191,23 +193,55 @@ def test_noise_that_is_the_same_for_all_prompts_needs_more_seeds(directory):
     assert row.noise.evaluation_share == pytest.approx(0.0)
     assert row.noise.relative_cost == pytest.approx(1.6)
     assert row.noise.cheaper == "seeds"
+    (note,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
+    assert note.endswith("More seeds are the cheaper way to reduce the noise.")
 
 
 def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
-    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
-    write_arm(directory, OTHER, 2.0, [(0.39, 0.4), (0.41, 0.4), (0.4, 0.4)])
-    write_arm(directory, THIRD, 2.0, [(0.7, 0.7), (0.3, 0.3), (0.5, 0.4)])
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
+    write_arm(directory, OTHER, 2.0, [(0.39, 0.39), (0.41, 0.41), (0.4, 0.4)], eval_s=2.5)
+    write_arm(directory, "async_k4", 2.0, [(0.38, 0.4), (0.42, 0.4), (0.4, 0.4)], eval_s=2.5)
+    write_arm(directory, THIRD, 2.0, [(0.7, 0.7), (0.3, 0.3), (0.5, 0.4)], eval_s=2.5)
     found = menu(directory)
-    assert [row.verdict for row in found.others] == [UNDECIDED, UNDECIDED]
-    clear = [text for text in paragraph(found) if " is clearly " in text]
+    assert {row.verdict for row in found.others} == {UNDECIDED}
+    clear = [text for text in paragraph(found) if text.startswith(f"{OTHER} is clearly ")]
     assert clear == [
         f"{OTHER} is clearly below {BASE} in reward (-0.100), but whether it loses more than 0.1 "
         "is undecided."
     ]
     # The difference equals the margin, so no number of seeds would be enough.
-    (far,) = (text for text in paragraph(found) if text.startswith(OTHER) and "seeds" in text)
+    (far,) = (text for text in paragraph(found) if OTHER in text and "more than 50 seeds" in text)
     assert far.endswith("because the difference is close to the margin or scatters widely.")
-    assert not any(text.startswith(f"Noise of {OTHER}") for text in notes(found))
+    # So a note advises more prompts if they help, but never more seeds.
+    noise = {
+        arm: [t for t in notes(found) if t.startswith(f"Noise of {arm}:")] for arm in by_arm(found)
+    }
+    assert noise[OTHER] == []
+    assert "reduce the noise at 40% of the cost of more seeds" in noise["async_k4"][0]
+
+
+@pytest.mark.parametrize(
+    ("eval_s", "said"),
+    [
+        (0.0, "reduce the noise at 25% of the cost of more seeds"),
+        (100.0, "More prompts and more seeds reduce the noise at about the same cost."),
+    ],
+)
+def test_a_note_on_noise_names_the_cheaper_way_to_reduce_it(directory, eval_s, said):
+    # The whole scatter comes from the evaluation, so four times as many prompts quarter it.
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=eval_s)
+    write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=eval_s)
+    (note,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
+    assert said in note
+
+
+def test_one_seed_is_not_clearly_better_or_worse(directory):
+    write_arm(directory, BASE, 2.0, [(0.5, 0.52)])
+    write_arm(directory, OTHER, 2.0, [(0.4, 0.4199)])
+    (row,) = menu(directory, max_seeds=20).others
+    assert row.reward is not None
+    assert row.reward.told_apart
+    assert not any(" is clearly " in text for text in paragraph(menu(directory, max_seeds=20)))
 
 
 def test_the_price_counts_the_trials_of_the_baseline_once(directory):
@@ -302,7 +336,7 @@ def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
     (said,) = (text for text in paragraph(menu(directory)) if text.startswith("Yes"))
     assert said.endswith("; speeds cannot be compared).")
     # Nothing is compared with the baseline, so it has no ratio either.
-    assert [cells[1:3] for cells in rows(menu(directory))] == [("-", "-"), ("-", "-")]
+    assert [cells[1:3] for cells in rows(menu(directory))] == [("-", "-"), ("?", "?")]
     assert shown(menu(directory))[0] == ("arm", "reward difference", "verdict", "seeds")
 
 
@@ -363,9 +397,12 @@ def test_an_arm_without_a_speed_gets_no_dagger(directory):
     spoil(directory, "colocated_k2")
     # Only the baseline has a speed now, so no arms can be compared.
     assert starred(directory) == []
+    assert "speed-up" not in shown(menu(directory))[0]
     assert not any("†" in note or "dagger" in note for note in notes(menu(directory)))
     write_arm(directory, OTHER, 0.8, LOW)
     assert starred(directory) == [BASE, OTHER]
+    (speed,) = (row[1] for row in shown(menu(directory)) if row[0] == "colocated_k2")
+    assert speed == "?"
     left_out = "Left out, because not all three can be compared: colocated_k2."
     assert notes(menu(directory))[0].endswith(f"(Pareto set). {left_out}")
 

@@ -196,7 +196,7 @@ def test_that_no_file_of_the_users_was_read_is_said_where_it_is_known(tmp_path):
     for name, noted in (("new", {}), ("old", None)):
         directory = experiments.write_experiment(tmp_path / name, own_files=noted)
         write_arm(directory, "a", 0.5)
-        said = "The experiment read none of your own files." in settings_section(
+        said = "The experiment used none of your own files" in settings_section(
             read_experiment(directory)
         )
         assert said == (name == "new")
