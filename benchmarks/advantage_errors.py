@@ -150,7 +150,7 @@ def of_checkpoint(config: GRPOConfig, directory: Path) -> dict[str, Any]:
     digests = verified_digests(directory)
     state, _ = read_state(directory, digests)
     learner.read_state(str(directory), digests, state["learner"])
-    vine = {"loss.advantage": "vine", "vine.samples": TRUTH}
+    vine = {"loss.advantage": "vine", "vine.samples": TRUTH, "critic.lr": None}
     generator = Generator(changed(config, vine), transport)
     try:
         generator.load(learner.publish().handle)

@@ -123,6 +123,11 @@ CONTROL = {
     "arm": "--samples 8192 --set model.env=grpo_trainable.control.arm:Arm "
     "--set rollout.max_new_tokens=25 --set loss.gamma=0.95",
 }
+# Game -> all its held-out prompts, and the episodes of each, for the campaign `games`.
+GAMES = {
+    "guess": "--set eval.prompts=10 --set eval.samples=64",
+    "calculator": "--set eval.prompts=64 --set eval.samples=8",
+}
 CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
     "atlas": tuple(
         Slice(
@@ -164,9 +169,10 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
             game,
             "gradient_steps",
             ("k1", "minibatches_k4"),
-            f"--samples 16384 {SEEDS} {EVALUATIONS} --set task.name={game}",
+            f"--samples 16384 {SEEDS} --max-concurrent 2 --set task.name={game} "
+            f"--set eval.every=32 {held_out}",
         )
-        for game in ("guess", "calculator")
+        for game, held_out in GAMES.items()
     ),
 }
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium.wrappers import TransformObservation
 from ray import tune
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -39,7 +41,8 @@ MODELS = {
 def make(name: str) -> gymnasium.Env:
     """Return an environment by its name in `TRAINING`."""
     if name == "arm":
-        return Arm()
+        space = gymnasium.spaces.Box(0.0, 1.0, Arm().observation_space.shape)
+        return TransformObservation(Arm(), lambda seen: np.float32(seen) / 255, space)
     return gymnasium.make({"cartpole": "CartPole-v1", "pendulum": "Pendulum-v1"}[name])
 
 

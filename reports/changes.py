@@ -17,7 +17,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,8 +179,8 @@ NLL = Quantity(
     name="reference_nll_nats",
     title="reference NLL",
     measured="response/reference_nll_nats in round 1, compared with its mean over the last eighth "
-    "of the rounds. If rounds measure it on a sample of their responses, a change counts if it is "
-    f"above the threshold by {STANDARD_ERRORS:g} standard errors",
+    "of the rounds. If rounds measure it on a sample of their responses, a change that exceeds the "
+    f"threshold by less than {STANDARD_ERRORS:g} standard errors is perhaps not above it",
     form="{:.2f}",
     unit="nats per token",
     fell="the initial policy finds the text more likely (reference NLL)",
@@ -199,6 +199,7 @@ class Change:
     """One quantity of one arm, before and after training."""
 
     quantity: Quantity
+    seeds: Sequence[int]
     before: Sequence[float | None]  # one entry per seed; None if unknown
     after: Sequence[float | None]
     # Number of responses that each seed's values rest on, before or after training, whichever
@@ -244,8 +245,8 @@ class Change:
         """Return True if the report names the quantity: it moved, or it may have moved."""
         return any(self._beyond(sign, noise=0.0) for sign in (-1, 1))
 
-    def _found(self) -> Iterator[tuple[str, Sequence[Ends], str]]:
-        """Yield the description, the ends and the doubt of each change above the threshold.
+    def _found(self) -> Iterator[tuple[str, Mapping[int, Ends], str]]:
+        """Yield the description, the ends by seed and the doubt of each change above the threshold.
 
         If no seed of a direction exceeds the threshold by more than the noise of its measurement,
         the change is in doubt.
@@ -265,36 +266,40 @@ class Change:
         quantity = self.quantity
         unit = f" {quantity.unit}" if quantity.unit else ""
         for said, moved, doubt in self._found():
-            before, after = (quantity.form.format(end) for end in _medians(moved))
-            change = f"({quantity.shown_change(moved)}){self._among(moved)}{doubt}"
+            ends = list(moved.values())
+            before, after = (quantity.form.format(end) for end in _medians(ends))
+            change = f"({quantity.shown_change(ends)}){self._among(moved)}{doubt}"
             yield f"{said}, {before} -> {after}{unit} {change}"
 
     def in_short(self) -> Iterator[str]:
-        """Yield a short form of each sentence: `tokens per response -68% in 1 of 3 seeds`."""
+        """Yield a short form of each sentence: `tokens per response -68% in seed 2 only`."""
         for _, moved, doubt in self._found():
-            change = f"{self.quantity.shown_change(moved)}{self._among(moved)}"
+            change = f"{self.quantity.shown_change(list(moved.values()))}{self._among(moved)}"
             yield f"{self.quantity.title} {change}{doubt}"
 
-    def _among(self, moved: Sequence[Ends]) -> str:
-        """Return in how many seeds the quantity moved: ` in 1 of 3 seeds`; empty for one seed."""
-        seeds = len(self.before)
-        return f" in {len(moved)} of {seeds} seeds" if seeds > 1 else ""
+    def _among(self, moved: Collection[int]) -> str:
+        """Name the seeds in which the quantity moved: ` in seed 2 only`; empty for one seed."""
+        if len(self.seeds) < 2:
+            return ""
+        if len(moved) == len(self.seeds):
+            return " in both seeds" if len(moved) == 2 else f" in all {len(moved)} seeds"
+        return f" in seed{'s' if len(moved) > 1 else ''} {' and '.join(map(str, moved))} only"
 
-    def _beyond(self, sign: int, noise: float = STANDARD_ERRORS) -> list[Ends]:
-        """Return the ends of the seeds that moved in a direction.
+    def _beyond(self, sign: int, noise: float = STANDARD_ERRORS) -> dict[int, Ends]:
+        """Return the ends of the seeds that moved in a direction, by seed.
 
         Args:
             sign: 1 for a rise, -1 for a fall.
             noise: The number of standard errors that a change must exceed the threshold by.
         """
         change, errors = self.quantity.change, self.errors or [0.0] * len(self.before)
-        return [
-            (b, a)
-            for b, a, error in zip(self.before, self.after, errors, strict=True)
+        return {
+            seed: (b, a)
+            for seed, b, a, error in zip(self.seeds, self.before, self.after, errors, strict=True)
             if b is not None
             and a is not None
             and sign * change(b, a) > self.threshold + noise * error
-        ]
+        }
 
 
 def _medians(ends: Sequence[Ends]) -> Ends:
@@ -308,6 +313,7 @@ def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
     return [
         Change(
             quantity=quantity,
+            seeds=[trial.config.seed for trial in trials],
             before=[before.get(quantity.name) for before, _, _ in ends],
             after=[after.get(quantity.name) for _, after, _ in ends],
             responses=[responses[quantity.name] for _, _, responses in ends],

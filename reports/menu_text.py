@@ -205,8 +205,8 @@ def _said_of_undecided(menu: Menu) -> str:
         f"decide: the number of {_seeds_to_run(menu)} that would lead to a decision in "
         f"{POWER:.0%} of experiments if the observed difference and scatter were the true ones, "
         "and the time that the trials of the arm and of the baseline with these seeds would take. "
-        "Both use the observed scatter or the noise of the evaluation, whichever is larger. The "
-        "bounds use the observed scatter."
+        "Power and this number use the observed scatter or the noise of the evaluation, whichever "
+        "is larger. The bounds use the observed scatter."
     )
 
 
@@ -350,7 +350,11 @@ def _prices(menu: Menu) -> list[str]:
         if row.verdict == UNDECIDED and row.judgement is not None and not _is_single(row)
     ]
     near = [arm for arm, seeds in undecided if seeds is not None]
-    far = [arm for arm, seeds in undecided if seeds is None]
+    far = [
+        f"{row.arm} ({abs(row.judgement.difference + menu.margin):.3f} from the margin)"
+        for row in menu.others
+        if row.judgement is not None and (row.arm, None) in undecided
+    ]
     said = []
     if near and menu.price is not None:
         # “Them” refers to the arms that the sentence “Undecided: …” names.
@@ -360,8 +364,8 @@ def _prices(menu: Menu) -> list[str]:
         said.append(f"Deciding {named} would probably take {takes}.")
     if far:
         said.append(
-            f"{_joined(far)} would probably need more than {_most(menu)} seeds, because the "
-            "difference is close to the margin or scatters widely."
+            f"{_joined(far)} would probably need more than {_most(menu)} seeds, because "
+            "differences close to the margin, or with a wide scatter, are hard to decide."
         )
     if any(map(_is_single, menu.others)):
         said.append("One seed gives no verdict.")
@@ -401,9 +405,11 @@ def _may_be_reduced(row: MenuRow) -> bool:
 
 def _said_of_noise(arm: str, noise: Noise) -> str:
     share = noise.evaluation_share
+    part = "nearly all" if share > 0.95 else f"roughly {share:.0%}"
+    rest = "" if share > 0.95 else ". Only more seeds reduce the rest"
     said = (
-        f"Noise of {arm}: roughly {share:.0%} of the variance between seeds comes from the "
-        "evaluation (prompts and sampled responses), the rest from other differences between runs."
+        f"Noise of {arm}: {part} of the variance between seeds comes from the evaluation (prompts "
+        f"and sampled responses){rest}."
     )
     cost = noise.relative_cost
     if cost is None:

@@ -182,7 +182,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Training reward",
             look="The mean reward of the round's responses. This training reward should rise "
             "together with the held-out reward. If only the training reward rises, the policy is "
-            "memorising its prompts.",
+            "memorising its prompts. With a lag, an older policy writes these responses, so the "
+            "training reward trails behind.",
             x_label="round",
             y_label="mean reward of the round",
             series=metric("reward/train_mean"),
@@ -280,9 +281,13 @@ def _beware(comparison: Comparison) -> str:
     left_out = (
         f"Not comparable, because other processes used the machine: {named}. " if disturbed else ""
     )
-    excluded = {arm for arm, own in comparison.arms.items() if not all(t.comparable for t in own)}
-    if excluded - set(disturbed):
-        left_out += "Trials that the table of arms excludes are left out here too. "
+    excluded = [
+        arm
+        for arm, own in comparison.arms.items()
+        if arm not in disturbed and not all(trial.comparable for trial in own)
+    ]
+    if excluded:
+        left_out += f"Without the disturbed trials of {', '.join(excluded)}. "
     counted = _counted(comparison)
     return left_out + (f"{counted.strip()} " if counted else "")
 
@@ -442,7 +447,8 @@ def _drift(arms: Arms) -> list[Plot]:
             "Dotted: the estimator known as k3, which is never negative but jumps at a single "
             "unlikely token. Neither name has to do with k, the number of gradient steps. The y "
             "axis covers the range of the solid lines, so dotted lines can leave the plot. If this "
-            f"range is wide, the axis is linear near 0 and logarithmic elsewhere.{_sampled(arms)}",
+            "range is wide, the axis is linear near 0 and logarithmic elsewhere."
+            f"{_of_older_policy(arms)}{_sampled(arms)}",
         ),
         (
             "previous",
@@ -491,6 +497,7 @@ def _drift(arms: Arms) -> list[Plot]:
             f"{_not_joined(arms, frontier)} The KL is never negative. Its estimate can be, because "
             "an older policy sampled the responses: read a point slightly below 0 as a KL near 0. "
             "A point far below 0 means that the policy has moved far from the weights that sampled."
+            f"{_of_older_policy(arms)}"
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
@@ -546,6 +553,16 @@ def _drift(arms: Arms) -> list[Plot]:
         )
     )
     return plots
+
+
+def _of_older_policy(arms: Arms) -> str:
+    """Return a remark on the KL of arms with a lag, if there are such arms."""
+    if not any(trial.config.lag for trials in arms.values() for trial in trials):
+        return ""
+    return (
+        " With a lag, an older policy sampled the responses, and the estimate is usually too low. "
+        "So do not compare arms that differ in lag by this KL."
+    )
 
 
 def _clip(arms: Arms) -> bool:

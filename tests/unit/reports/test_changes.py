@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from experiments import config, evaluation, row, write_experiment, write_part, write_trial
@@ -163,6 +164,10 @@ def test_texts_without_three_words_have_no_phrase():
     assert COMMONEST.name not in first | last
 
 
+def changed(**given: Any) -> Change:
+    return Change(seeds=range(len(given["before"])), **given)
+
+
 # ---- Thresholds ------------------------------------------------------------------------------
 
 
@@ -171,8 +176,8 @@ def test_a_change_at_its_threshold_is_not_named_and_one_beyond_is(quantity):
     before = 0.4
     step = quantity.threshold * (before if quantity.relative else 1)
     for sign, word in ((1, quantity.rose), (-1, quantity.fell)):
-        at = Change(quantity=quantity, before=[before], after=[before + sign * step])
-        beyond = Change(quantity=quantity, before=[before], after=[before + 1.001 * sign * step])
+        at = changed(quantity=quantity, before=[before], after=[before + sign * step])
+        beyond = changed(quantity=quantity, before=[before], after=[before + 1.001 * sign * step])
         assert not at.moved
         assert list(at.sentences()) == []
         assert beyond.moved
@@ -182,31 +187,31 @@ def test_a_change_at_its_threshold_is_not_named_and_one_beyond_is(quantity):
 
 def test_a_threshold_is_not_passed_by_rounding():
     assert 0.4 - 0.3 > 0.1
-    assert not Change(quantity=TRUNCATED, before=[0.3], after=[0.4]).moved
+    assert not changed(quantity=TRUNCATED, before=[0.3], after=[0.4]).moved
 
 
 def test_something_from_nothing_is_a_change_and_nothing_from_nothing_is_none():
     assert LENGTH.change(0.0, 5.0) == math.inf
-    assert not Change(quantity=LENGTH, before=[0.0], after=[0.0]).moved
-    (sentence,) = Change(quantity=LENGTH, before=[0.0], after=[5.0]).sentences()
+    assert not changed(quantity=LENGTH, before=[0.0], after=[0.0]).moved
+    (sentence,) = changed(quantity=LENGTH, before=[0.0], after=[5.0]).sentences()
     assert sentence == "responses became longer, 0.0 -> 5.0 tokens (from zero)"
 
 
 def test_sentences_have_both_ends_the_change_and_the_seeds_that_moved():
-    assert list(Change(quantity=LENGTH, before=[38.9], after=[12.4]).sentences()) == [
+    assert list(changed(quantity=LENGTH, before=[38.9], after=[12.4]).sentences()) == [
         "responses became shorter, 38.9 -> 12.4 tokens (-68%)"
     ]
     # Seed 0 collapsed, seed 1 grew, seed 2 stayed, and seed 3 has no measurement.
-    several = Change(quantity=LENGTH, before=[40, 40, 40, 40], after=[10, 60, 39, None])
+    several = changed(quantity=LENGTH, before=[40, 40, 40, 40], after=[10, 60, 39, None])
     assert list(several.sentences()) == [
-        "responses became shorter, 40.0 -> 10.0 tokens (-75%) in 1 of 4 seeds",
-        "responses became longer, 40.0 -> 60.0 tokens (+50%) in 1 of 4 seeds",
+        "responses became shorter, 40.0 -> 10.0 tokens (-75%) in seed 0 only",
+        "responses became longer, 40.0 -> 60.0 tokens (+50%) in seed 1 only",
     ]
     assert several.moved
-    assert list(Change(quantity=DISTINCT, before=[1.0], after=[0.6]).sentences()) == [
+    assert list(changed(quantity=DISTINCT, before=[1.0], after=[0.6]).sentences()) == [
         "fewer responses are distinct, 100% -> 60% (-40.0 points)"
     ]
-    assert list(Change(quantity=NLL, before=[0.9], after=[1.3]).sentences()) == [
+    assert list(changed(quantity=NLL, before=[0.9], after=[1.3]).sentences()) == [
         "the initial policy finds the text less likely (reference NLL), "
         "0.90 -> 1.30 nats per token (+0.40)"
     ]
@@ -214,7 +219,7 @@ def test_sentences_have_both_ends_the_change_and_the_seeds_that_moved():
 
 def test_a_threshold_is_wider_if_few_responses_were_measured():
     def change(after: float, *responses: int) -> Change:
-        return Change(quantity=LENGTH, before=[40.0], after=[after], responses=responses)
+        return changed(quantity=LENGTH, before=[40.0], after=[after], responses=responses)
 
     assert change(29.0, 64).moved  # -27.5%
     assert change(29.0, 1000).threshold == 0.25
@@ -327,15 +332,15 @@ def test_rows_are_those_of_round_1_and_of_the_last_eighth(experiment):
 
 def test_a_change_measured_on_a_sample_must_exceed_its_threshold_by_two_standard_errors():
     ends = {"quantity": NLL, "before": [0.9, 0.9], "after": [1.3, 1.3]}
-    assert len(Change(**ends, errors=[0.04, 0.04])._beyond(1)) == 2  # 0.4 > 0.3 + 0.08
-    several = Change(**ends, errors=[0.04, 0.06])  # 0.3 + 0.12
-    assert list(several.in_short()) == ["reference NLL +0.40 in 1 of 2 seeds"]
-    unsure = Change(**ends, errors=[0.06, 0.06])
+    assert len(changed(**ends, errors=[0.04, 0.04])._beyond(1)) == 2  # 0.4 > 0.3 + 0.08
+    several = changed(**ends, errors=[0.04, 0.06])  # 0.3 + 0.12
+    assert list(several.in_short()) == ["reference NLL +0.40 in seed 0 only"]
+    unsure = changed(**ends, errors=[0.06, 0.06])
     assert not unsure.moved
     assert unsure.named
     doubt = " (perhaps not above the threshold)"
-    assert list(unsure.in_short()) == [f"reference NLL +0.40 in 2 of 2 seeds{doubt}"]
-    below = Change(**{**ends, "after": [1.1, 1.1]}, errors=[0.06, 0.06])
+    assert list(unsure.in_short()) == [f"reference NLL +0.40 in both seeds{doubt}"]
+    below = changed(**{**ends, "after": [1.1, 1.1]}, errors=[0.06, 0.06])
     assert not below.named
 
 
@@ -377,10 +382,10 @@ def test_seeds_are_judged_one_by_one(experiment, few_are_enough):
     for seed, length in enumerate((20, 20, 5)):
         write_ends(experiment, stories(), stories(), seed=seed, tokens=(20, length))
     found = arm(experiment)
-    assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75%) in 1 of 3 seeds"]
+    assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75%) in seed 2 only"]
     # No row contains entropy or NLL.
     line = moved_in({"a": list(found.values()), "b": []})
-    moved = "tokens per response -75% in 1 of 3 seeds"
+    moved = "tokens per response -75% in seed 2 only"
     assert line == f"a ({moved}); not everything was measured in a"
 
 

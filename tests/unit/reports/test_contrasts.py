@@ -513,7 +513,7 @@ def test_plots_of_seconds_leave_out_the_trials_that_the_table_leaves_out(tmp_pat
     last = float(np.median([own[-1]["time/wall_clock_s"] for own in seeds[:2]]))
     assert drawn_ends(plots["reward_wall_clock"]) == pytest.approx([last])
     for name in ("reward_wall_clock", "stages", "stages_over_rounds"):
-        assert plots[name].look.startswith("Trials that the table of arms excludes are left out")
+        assert plots[name].look.startswith(f"Without the disturbed trials of {BASE}. ")
     # 16 rounds of 64 responses: 2 s for 64 responses are 3.125 s for 100.
     assert "optimize 3.1 s" in plots["stages"].alt
 
