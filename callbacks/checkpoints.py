@@ -1,30 +1,24 @@
-"""Track removed checkpoints, and trials that continue from another trial's checkpoint."""
+"""Track checkpoints that trials have removed or could not write."""
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Any
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import label
 from grpo_trainable.storage.object_store import AnyPath
 from grpo_trainable.storage.trial_storage import path_on
-from grpo_trainable.telemetry.metrics import COPIED_FROM
 
 
 class CheckpointCallback(FailSafeCallback):
     """Makes Tune forget checkpoints that trials have removed.
 
-    If PBT makes a trial continue from the checkpoint of another trial, the callback adds the name
-    of the other trial's directory to the first row that follows. At the end of the experiment, the
-    callback prints which trials could not write their last checkpoint. The callback does not decide
-    which checkpoint a trial continues from: the trial does (`TrialStorage.go_on`).
+    At the end of the experiment, the callback prints which trials could not write their last
+    checkpoint. The callback does not decide which checkpoint a trial continues from: the trial does
+    (`TrialStorage.go_on`).
     """
 
     def __init__(self) -> None:
-        # Id of a trial that starts from another trial's checkpoint -> that trial's directory name
-        # and the round of the checkpoint.
-        self._donors: dict[str, tuple[str, int]] = {}
         self._written: set[str] = set()  # ids of trials whose current save wrote a checkpoint
         self._unwritten: dict[str, str] = {}  # trial id -> label, for trials whose last save failed
 
@@ -47,25 +41,6 @@ class CheckpointCallback(FailSafeCallback):
         # A trial reports a failed save with its next row. After the last save, no row follows.
         for name in self._unwritten.values():
             print(f"{name}: its last checkpoint could not be written; the previous one remains")
-
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Find out if the trial starts from another trial's checkpoint."""
-        self._donors.pop(trial.trial_id, None)
-        restored = trial.latest_checkpoint_result
-        checkpoint = getattr(restored, "checkpoint", None)
-        if checkpoint is not None:
-            donor = PurePath(checkpoint.path).parent.name
-            if donor != PurePath(trial.path).name:
-                self._donors[trial.trial_id] = donor, restored.metrics["training_iteration"]
-
-    def on_trial_result(
-        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """If the trial has just started from another trial's checkpoint, name that trial."""
-        donor, round_ = self._donors.pop(trial.trial_id, (None, None))
-        # If the other trial's checkpoint was damaged, this trial continued from one of its own.
-        if donor is not None and result["training_iteration"] - 1 == round_:
-            result[COPIED_FROM] = donor
 
 
 def forget_missing(manager: Any) -> None:

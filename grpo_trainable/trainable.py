@@ -22,6 +22,7 @@ from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_pe
 from grpo_trainable.storage.object_store import reason
 from grpo_trainable.storage.ray_private import TRAINING_ITERATION, _TrainingResult
 from grpo_trainable.storage.stop_requests import TuneStopRequest
+from grpo_trainable.telemetry.metrics import COPIED_FROM
 
 if TYPE_CHECKING:
     from grpo_trainable.pipeline import RoundReport
@@ -87,6 +88,8 @@ class GRPOTrainable(tune.Trainable):
         from grpo_trainable.trial import Trial, resolved
 
         self._looked_for_checkpoint = False
+        # Directory name of the trial whose checkpoint has just been restored; None after a round.
+        self._copied: str | None = None
         try:
             self.trial = Trial(
                 *(resolved(config), self._storage, inputs, shipped, replaced),
@@ -135,7 +138,10 @@ class GRPOTrainable(tune.Trainable):
             ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}
             return {RESULT_DUPLICATE: True, "done": True, **ended}
         self._ran(report)
-        return {**report.metrics, "done": report.last, "should_checkpoint": self.trial.due}
+        copied, self._copied = self._copied, None
+        donor = {} if copied is None else {COPIED_FROM: copied}
+        last = {"done": report.last, "should_checkpoint": self.trial.due}
+        return {**report.metrics, **donor, **last}
 
     def _ran(self, report: RoundReport) -> None:
         """Do nothing. A subclass may use the report of a round before `step` returns its row."""
@@ -269,7 +275,7 @@ class GRPOTrainable(tune.Trainable):
                 # A checkpoint in an object store is read from a local copy. The message must name
                 # the path of the checkpoint, not of the copy.
                 raise type(error)(str(error).replace(str(directory), checkpoint.path)) from error
-        self.trial.stored.follow(checkpoint)
+        self._copied = self.trial.stored.follow(checkpoint)
         return self.trial.rounds_trained
 
     def load_checkpoint(self, checkpoint: Any) -> None:
@@ -286,7 +292,7 @@ class GRPOTrainable(tune.Trainable):
         """
         from grpo_trainable.trial import resolved
 
-        self._looked_for_checkpoint = False
+        self._looked_for_checkpoint, self._copied = False, None
         trial = self.trial
         try:
             trial.reset(resolved(new_config), self._storage, self._stop_request())

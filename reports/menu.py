@@ -134,6 +134,7 @@ class Menu:
     audits: Mapping[str, Audit]  # by arm
     about_exact_lag: Sequence[str]  # a note on exact lags, or nothing
     known_arms: frozenset[str]  # the arms of the search space
+    own_tuner: bool  # True if a user's own Tuner ran the trials
 
     @property
     def rows(self) -> list[MenuRow]:
@@ -284,6 +285,7 @@ def menu_of(
         audits=audits,
         about_exact_lag=compared.about_exact_lag,
         known_arms=frozenset(experiment.question.arms if experiment.question else ()),
+        own_tuner=experiment.own_tuner,
     )
 
 

@@ -173,8 +173,11 @@ def notes(menu: Menu) -> list[str]:
     if any(_is_single(row) for row in menu.others):
         told.append(
             "One seed gives no verdict, and does not show how many seeds a verdict needs. Run at "
-            f"least {FIRST_LOOK} seeds: launch/tune.py --extend --num-samples {FIRST_LOOK}, with "
-            "the --name and --storage of this experiment."
+            f"least {FIRST_LOOK} seeds: {_in_own_tuner(FIRST_LOOK)}."
+            if menu.own_tuner
+            else "One seed gives no verdict, and does not show how many seeds a verdict needs. Run "
+            f"at least {FIRST_LOOK} seeds: launch/tune.py --extend --num-samples {FIRST_LOOK}, "
+            "with the --name and --storage of this experiment."
         )
     told += _said_of_more_seeds(menu) + _said_of_disturbed_rounds(menu)
     if any(MARK in cells for cells in shown(menu)):
@@ -232,7 +235,9 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
             "counts the seeds of a new experiment. With --max-seeds, an experiment may be judged "
             "after every seed."
         )
-    if needed:
+    if needed and menu.own_tuner:
+        said.append(f"To run these seeds: {_in_own_tuner(max(needed))}.")
+    elif needed:
         number = f"--num-samples {max(needed)}"
         asked = [menu.baseline.arm, *named]
         # A label that is not an arm of the space cannot be given to `--set arm=`.
@@ -252,6 +257,11 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
                 "than the times under “to decide”."
             )
     return [" ".join(said)] if said else []
+
+
+def _in_own_tuner(seeds: int) -> str:
+    """Return how a user's own Tuner runs a number of seeds."""
+    return f'"seed": tune.grid_search([…]) with {seeds} new seeds in the param_space of a new Tuner'
 
 
 def _said_of_disturbed_rounds(menu: Menu) -> list[str]:

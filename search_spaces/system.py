@@ -76,7 +76,7 @@ def system_space(
         grid: Use `tune.grid_search` in place of `tune.choice`. The default space has 630
             combinations.
         rounds: Number of rounds of trials with one rollout batch per round, a multiple of each k.
-        lags: The lags above 0.
+        lags: The lags. Lag 0 is always included.
         weight_updates: Values of `weight_update`.
         transports: Values of `transport` for separate actors.
         resources: Settings of `resources` without the prefix, such as `{"worker_gpus": 1}`. Each
@@ -94,7 +94,7 @@ def system_space(
 
     base = dict(settings or {})
     _refuse_chosen(base)
-    lags = _list("lags", lags)
+    lags = [lag for lag in _list("lags", lags) if lag != 0]
     weight_updates = _list("weight_updates", weight_updates)
     transports = _list("transports", transports)
     ks, k_modes = _list("ks", ks, 1), _list("k_modes", k_modes, 1)

@@ -34,8 +34,10 @@ TUNES_OWN = re.compile(r"(params|error)\.")  # files in which Tune writes a tria
 
 # Number of shared checkpoints (those from which other trials may start) that are kept in addition
 # to the newest `checkpoint.keep`. Under synchronous PBT, a clone may start from the checkpoint of
-# its donor's last perturbation until the donor has passed the next perturbation.
-SHARED_ROUNDS = 2
+# its donor's last perturbation until the donor has passed the next perturbation. Each restore can
+# let the donor pass one more perturbation: Tune's last snapshot may be older than the donor's
+# newest checkpoint. 4 is enough for two restores before the clone starts.
+SHARED_ROUNDS = 4
 LAST_ROWS_BYTES = 1 << 18  # bytes to read at the end of a `result.json`; a row takes about 10 KB
 
 
@@ -112,15 +114,20 @@ class TrialStorage:
         rounds = [*(other for other in self.shared_rounds if other != round_), round_]
         self.shared_rounds = rounds[-SHARED_ROUNDS:]
 
-    def follow(self, checkpoint: tune.Checkpoint) -> None:
+    def follow(self, checkpoint: tune.Checkpoint) -> str | None:
         """Record that the trial has just been restored from a checkpoint.
 
         A checkpoint of another trial becomes the origin of this trial. A checkpoint that this trial
         wrote itself does not change the origin.
+
+        Returns:
+            The name of the other trial's directory. None: the checkpoint is this trial's own.
         """
         path = path_on(checkpoint.filesystem, checkpoint.path)
-        if self._directory is not None and self._directory != _parent(path):
-            self.origin = _in_experiment(path)
+        if self._directory is None or self._directory == _parent(path):
+            return None
+        self.origin = _in_experiment(path)
+        return _parent(path).name
 
     def remove_older(self, *, rows_follow: bool) -> list[str]:
         """Remove checkpoints that need not be kept.
@@ -157,6 +164,10 @@ class TrialStorage:
         If this trial has already continued from `noted` with its present settings, and has saved a
         checkpoint since, then its own checkpoint is the newer one.
 
+        PBT may have let the trial copy another trial after Tune's last snapshot. Tune then restores
+        the trial with its settings from before the copy, so the trial continues from a checkpoint
+        from before the copy, if there is one.
+
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
             restore: Verifies and restores a checkpoint, and returns its round. If this function
@@ -185,8 +196,13 @@ class TrialStorage:
         if named is None and not own:
             return self._repeated_rounds()
         last = self._last_round(rows_follow)
-        problems, foreign = [], False
-        for path in self._candidates(named, own):
+        forgotten = self._of_forgotten_copy(named, own)
+        problems = [
+            f"Tune does not know of the copy that {path.name} follows" for path in forgotten
+        ]
+        foreign = False
+        kept = [path for path in own if path not in forgotten]
+        for path in [*self._candidates(named, kept), *forgotten]:
             if path in own and _is_ahead(path, last):
                 problems.append(f"{path.name} is newer than the trial's last row (round {last:g})")
                 continue
@@ -225,6 +241,30 @@ class TrialStorage:
             return own
         since = [path for path in own if self._continues(path, named)]
         return [*since, named, *(path for path in own if path not in since)]
+
+    def _of_forgotten_copy(self, named: AnyPath | None, own: list[AnyPath]) -> list[AnyPath]:
+        """Return the trial's checkpoints that follow a copy of which Tune does not know.
+
+        They follow another origin than the noted checkpoint, and have other settings than the
+        trial.
+
+        Args:
+            named: The noted checkpoint.
+            own: The trial's checkpoints, newest first.
+        """
+        if named is not None and named not in own:
+            return []
+        noted = None if named is None else unverified_state(named)
+        origin = (noted or {}).get("origin")
+        newer = own if named is None else own[: own.index(named)]
+        states = [(path, unverified_state(path)) for path in newer]
+        return [
+            path
+            for path, state in states
+            if state is not None
+            and state.get("origin") != origin
+            and state.get("config") != self._settings
+        ]
 
     def _continues(self, path: AnyPath, origin: AnyPath) -> bool:
         """Return True if a checkpoint continues from `origin` and has the trial's present settings.

@@ -227,6 +227,8 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
             assert row["count/requested"] == sum(row[f"count/{part}"] for part in parts)
     assert [row["optim/lr"] for row in history] == [1e-5] * 4 + [5e-4] * 2
     assert [row["optim/lr"] for row in donors] == [1e-3] * 6
+    named = [None] * 4 + [Path(donor.path).name, None]
+    assert [row.get("copied_from") for row in history] == named
     # The donor had taken four gradient steps. The clone takes two per round.
     assert [row["version/learner"] for row in history] == [1, 2, 3, 4, 6, 8]
     # With its small learning rate, the trial stayed close to the reference. As a clone, it

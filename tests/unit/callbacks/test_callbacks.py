@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.fs
@@ -1380,30 +1379,6 @@ def test_a_clone_keeps_its_name(tmp_path):
     trial.evaluated_params = {"arm": "sync", "seed": 1}
     trial.config = {**trial.config, "seed": 3}  # as when PBT copies another trial's settings
     assert label(trial) == "sync/1"
-
-
-def test_the_first_row_of_a_clone_names_the_trial_that_it_copied(tmp_path):
-    clone, callback = FakeTrial(tmp_path / "sync-0-a"), CheckpointCallback()
-
-    def start_from(trial: str, iteration: int) -> None:
-        checkpoint = SimpleNamespace(path=str(tmp_path / trial / "checkpoint_000001"))
-        clone.run_metadata.checkpoint_manager._latest_checkpoint_result = SimpleNamespace(
-            checkpoint=checkpoint, metrics={"training_iteration": iteration}
-        )
-        callback.on_trial_start(iteration=0, trials=[clone], trial=clone)
-
-    def copied_from(round_: int) -> Any:
-        result = row(round_)
-        callback.on_trial_result(iteration=0, trials=[clone], trial=clone, result=result)
-        return result.get("copied_from")
-
-    start_from("sync-1-b", 4)
-    assert [copied_from(round_) for round_ in (5, 6)] == ["sync-1-b", None]
-    start_from("sync-0-a", 6)
-    assert copied_from(7) is None
-    # The other trial's checkpoint is damaged, so the trial continues from its own older checkpoint.
-    start_from("sync-1-b", 8)
-    assert copied_from(7) is None
 
 
 @pytest.mark.slow

@@ -99,6 +99,16 @@ def test_one_seed_gives_neither_a_verdict_nor_a_forecast(directory):
     assert "does not show how many seeds a verdict needs. Run at least 3 seeds" in said
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_advice_on_more_seeds_fits_a_users_own_tuner(directory, seeds):
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * seeds)
+    write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)][:seeds])
+    (directory / "experiment.json").unlink()
+    said = " ".join(notes(menu(directory)))
+    assert '"seed": tune.grid_search([…]) with ' in said
+    assert "launch/tune.py" not in said
+
+
 @pytest.mark.parametrize(
     ("seeds", "says"),
     [

@@ -138,6 +138,10 @@ def test_arguments_that_cannot_be_used_are_refused(options, message):
         system_space(**options)
 
 
+def test_lag_0_is_included_whether_it_is_given_or_not():
+    assert corners(lags=[0, 1], ks=[1]) == corners(lags=[1], ks=[1])
+
+
 def test_single_values_fix_what_they_are_given_for():
     few = corners(lags=[2], weight_updates=["in_flight"], transports=["shm"], ks=[1])
     seen = {(t.placement, t.lag, t.transport) for t in few}
@@ -163,7 +167,6 @@ def test_each_placement_gets_the_resources_that_it_reads():
     [
         ({"rounds": 12}, "rounds=12: must be a multiple of 8, so that "),
         ({"transports": ["smh"]}, "transport=smh: must be one of "),
-        ({"lags": [0]}, "weight_update=in"),
         ({"buffer_capacities": [0]}, "buffer_capacity=0: must be an integer >= 1"),
         ({"resources": {"worker_gpu": 1}}, "resources.worker_gpu: unknown key; did you mean "),
         ({"ks": [0]}, "k=0: must be an integer >= 1"),

@@ -204,15 +204,40 @@ def test_a_clones_checkpoint_that_follows_another_one_gives_way_to_the_donors(
     assert (restored.round, restored.notes) == (6, [])
 
 
+@pytest.mark.parametrize("noted", [0, None])
+def test_a_copy_that_tunes_last_snapshot_lacks_is_not_continued_with_older_settings(trial, noted):
+    manager = trial.run_metadata.checkpoint_manager
+    before = manager._checkpoint_results[0] if noted == 0 else None
+    # After round 12, PBT let the trial copy a donor, and the trial saved round 13.
+    copied = {**trial.config, "seed": 3}
+    path = saved(trial, 3, 13, origin="donor/checkpoint_000007", config=copied)
+    manager._latest_checkpoint_result = before
+    restored = Restored(trial)
+    assert restored.round == 12
+    assert restored.notes == [
+        "Tune does not know of the copy that checkpoint_000003 follows; continuing from "
+        "checkpoint_000002 (round 12)"
+    ]
+    # If Tune does know, the trial has the settings of the copy.
+    trial.config = copied
+    assert Restored(trial).round == 13
+    # Without an older checkpoint, the newest one is better than none.
+    trial.config = {**copied, "seed": 4}
+    for number in range(3):
+        shutil.rmtree(path.with_name(f"checkpoint_{number:06d}"))
+    manager._latest_checkpoint_result = None
+    assert Restored(trial).round == 13
+
+
 def test_a_trial_notes_the_checkpoint_of_another_trial_that_it_follows(tmp_path):
     context: Any = SimpleNamespace(
         storage_filesystem=LocalFileSystem(), trial_fs_path=str(tmp_path / "clone")
     )
     storage = TrialStorage(context, keep=None)
-    storage.follow(checkpoint_at(tmp_path / "clone" / "checkpoint_000000"))
+    assert storage.follow(checkpoint_at(tmp_path / "clone" / "checkpoint_000000")) is None
     assert storage.origin is None
-    storage.follow(checkpoint_at(tmp_path / "donor" / "checkpoint_000007"))
-    storage.follow(checkpoint_at(tmp_path / "clone" / "checkpoint_000001"))
+    assert storage.follow(checkpoint_at(tmp_path / "donor" / "checkpoint_000007")) == "donor"
+    assert storage.follow(checkpoint_at(tmp_path / "clone" / "checkpoint_000001")) is None
     assert storage.origin == "donor/checkpoint_000007"
 
 
