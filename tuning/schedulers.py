@@ -146,6 +146,9 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
         # would end the trial at its next save.
         trial.temporary_state.saving_to = None
         super()._exploit(tune_controller, trial, trial_to_clone)
+        # Tune's class changes the trial's checkpoint without dropping the cached state. A snapshot
+        # would have the settings of the copy beside the checkpoint from before the copy.
+        trial.run_metadata.invalidate_cache()
 
 
 # ---- Keys that population-based training varies --------------------------------------------------

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayTaskError
+from ray.tune import Checkpoint
 
 from grpo_trainable.cluster.tune_trials import Trial
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.calls import ActorFailed, FailsAgain
+from grpo_trainable.storage.ray_private import StorageContext
 from search_spaces import SPACES
 from tuning.schedulers import (
     ASHA,
@@ -405,3 +409,36 @@ def test_the_first_comparison_is_at_an_evaluation_that_all_trials_make():
 def test_pbt_compares_trials_in_rounds_with_an_evaluation(rounds, every, interval):
     trial = GRPOConfig.from_dict({"rounds": rounds, "eval": {"every": every}})
     assert perturbation_interval(trial) == interval
+
+
+def test_a_snapshot_after_a_copy_has_its_checkpoint_and_its_settings(tmp_path: Path) -> None:
+    storage = StorageContext(str(tmp_path), "experiment")
+    clone, donor = (
+        Trial("PPO", config={"lr": lr}, trial_id=name, storage=storage, stub=True)
+        for name, lr in (("clone", 1), ("donor", 2))
+    )
+    scheduler = PBT(
+        metric="reward",
+        mode="max",
+        time_attr="training_iteration",
+        perturbation_interval=1,
+        hyperparam_mutations={"lr": [1, 2]},
+        log_config=False,
+    )
+    controller: Any = SimpleNamespace(
+        search_alg=None, pause_trial=lambda trial, should_checkpoint: None
+    )
+    for trial in (clone, donor):
+        scheduler.on_trial_add(controller, trial)
+    checkpoint = Checkpoint(str(tmp_path / "experiment" / "donor" / "checkpoint_000000"))
+    found: Any = scheduler._trial_state[donor]
+    found.last_score, found.last_result, found.last_checkpoint = 1.0, {}, checkpoint
+    scheduler._trial_state[clone].last_score = 0.0  # type: ignore[assignment]
+
+    def stored() -> str:
+        return json.dumps(clone.get_json_state())
+
+    path = b"donor/checkpoint_000000".hex()  # Tune stores checkpoints as pickle
+    assert path not in stored()  # Tune caches this state
+    scheduler._exploit(controller, clone, donor)
+    assert path in stored()
