@@ -17,7 +17,7 @@ from typing import Any
 from grpo_trainable.cluster.bundles import refuse_other_bundles
 from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
-from grpo_trainable.config import GRPOConfig, prepared, resources, schedule, started_in
+from grpo_trainable.config import ConfigError, GRPOConfig, prepared, resources, schedule, started_in
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
@@ -127,7 +127,7 @@ class Trial:
             self.runtime,
             spawn=self.replace_generator if self.actors.replaceable else None,
         )
-        self.stored = TrialStorage(self._storage, config.checkpoint.keep, config.to_dict())
+        self.stored = TrialStorage(self._storage, config.checkpoint.keep, self._has_settings)
         self.time_total_s = 0.0  # seconds counted by Tune up to the last checkpoint
         self._notes: list[str] = []  # warnings since the last round
         engine = chosen_engine(config)
@@ -442,6 +442,15 @@ class Trial:
         self.stored.origin = state.get("origin")
         self.stored.share(self.rounds_trained)
         self._saved_round = self.rounds_trained
+
+    def _has_settings(self, other: Mapping[str, Any]) -> bool:
+        """Return True if a checkpoint's config has the trial's present settings.
+
+        The checkpoint may be older than a setting with a default.
+        """
+        with contextlib.suppress(ConfigError):
+            return GRPOConfig.from_dict(other) == self.config
+        return False
 
     def _compare_inputs(self, before: Mapping[str, str]) -> None:
         """Compare the digests of the trial's files with those in a checkpoint.

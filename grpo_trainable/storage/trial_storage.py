@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +49,18 @@ class TrialStorage:
         self,
         context: StorageContext | None,
         keep: int | None,
-        settings: Mapping[str, Any] | None = None,
+        has_settings: Callable[[Mapping[str, Any]], bool] = lambda config: True,
     ) -> None:
         """Open the storage of a trial.
 
         Args:
             context: Tune's storage context, or None outside Tune.
             keep: Number of newest checkpoints to keep. None keeps all.
-            settings: The trial's config, as its checkpoints store it.
+            has_settings: Returns True if a checkpoint's config has the trial's present settings.
         """
         self._context = context
         self._keep = keep
-        self._settings = settings
+        self._has_settings = has_settings
         # Rounds of the checkpoints from which other trials may start.
         self.shared_rounds: list[int] = []
         # The checkpoint of another trial from which this trial has continued, such as
@@ -166,7 +167,7 @@ class TrialStorage:
 
         PBT may have let the trial copy another trial after Tune's last snapshot. Tune then restores
         the trial with its settings from before the copy, so the trial continues from a checkpoint
-        from before the copy, if there is one.
+        from before the copy, if there is one. The checkpoints since the copy are set aside.
 
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
@@ -192,19 +193,22 @@ class TrialStorage:
             ) from error
 
     def _go_on(self, noted: Any, restore: Callable[[Any], int], rows_follow: bool) -> list[str]:
+        noted = self._in_moved_experiment(noted)
         named, own = _path_of(noted), self._own_checkpoints()
         if named is None and not own:
             return self._repeated_rounds()
         last = self._last_round(rows_follow)
-        forgotten = self._of_forgotten_copy(named, own)
-        problems = [
-            f"Tune does not know of the copy that {path.name} follows" for path in forgotten
-        ]
+        problems: list[str] = []
+        forgotten: list[AnyPath] = []  # checkpoints that follow a copy of which Tune does not know
         foreign = False
-        kept = [path for path in own if path not in forgotten]
-        for path in [*self._candidates(named, kept), *forgotten]:
+        for path in itertools.chain(self._candidates(named, own), forgotten):
             if path in own and _is_ahead(path, last):
                 problems.append(f"{path.name} is newer than the trial's last row (round {last:g})")
+                continue
+            if path not in forgotten and self._follows_unknown_copy(path, named):
+                if not forgotten:
+                    problems.append(f"Tune does not know of the copy that {path.name} follows")
+                forgotten.append(path)
                 continue
             try:
                 if not path.exists():
@@ -222,7 +226,11 @@ class TrialStorage:
                 # If there was no problem, Tune does not know this checkpoint: Tune's last snapshot
                 # of the experiment is older, or the trial wrote the checkpoint when the trial was
                 # interrupted.
-                return ["; ".join([*problems, f"continuing from {path.name} (round {round_})"])]
+                problems.append(f"continuing from {path.name} (round {round_})")
+                if self._directory is not None and forgotten and path not in forgotten:
+                    aside = set_aside(self._directory, [path.name for path in forgotten])
+                    problems.append(f"the checkpoints since the copy are in {aside.name}")
+                return ["; ".join(problems)]
         if foreign:
             raise CheckpointError(f"{'; '.join(problems)}; no other checkpoint can be used")
         assert self._directory is not None
@@ -242,29 +250,39 @@ class TrialStorage:
         since = [path for path in own if self._continues(path, named)]
         return [*since, named, *(path for path in own if path not in since)]
 
-    def _of_forgotten_copy(self, named: AnyPath | None, own: list[AnyPath]) -> list[AnyPath]:
-        """Return the trial's checkpoints that follow a copy of which Tune does not know.
+    def _in_moved_experiment(self, noted: Any) -> Any:
+        """Return the noted checkpoint at its present place.
 
-        They follow another origin than the noted checkpoint, and have other settings than the
-        trial.
-
-        Args:
-            named: The noted checkpoint.
-            own: The trial's checkpoints, newest first.
+        If the experiment has been moved, Tune still names another trial's checkpoint by its path
+        before the move.
         """
-        if named is not None and named not in own:
-            return []
-        noted = None if named is None else unverified_state(named)
-        origin = (noted or {}).get("origin")
-        newer = own if named is None else own[: own.index(named)]
-        states = [(path, unverified_state(path)) for path in newer]
-        return [
-            path
-            for path, state in states
-            if state is not None
-            and state.get("origin") != origin
-            and state.get("config") != self._settings
-        ]
+        named, directory = _path_of(noted), self._directory
+        if named is not None and directory is not None and not named.exists():
+            moved = _parent(directory) / _parent(named).name / named.name
+            if moved.exists():
+                return checkpoint_at(moved)
+        return noted
+
+    def _follows_unknown_copy(self, path: AnyPath, named: AnyPath | None) -> bool:
+        """Return True if a checkpoint follows a copy of another trial of which Tune does not know.
+
+        Such a checkpoint is one of the trial's own, is newer than the noted checkpoint, follows
+        another origin, and has other settings than the trial.
+        """
+        directory = self._directory
+        if directory is None or _parent(path) != directory:
+            return False
+        noted = None
+        if named is not None:
+            if _parent(named) != directory or path.name <= named.name:
+                return False
+            noted = unverified_state(named)  # None if the noted checkpoint has been removed
+        state = unverified_state(path)
+        return (
+            state is not None
+            and state.get("origin") != (noted or {}).get("origin")
+            and not self._has_settings(state.get("config", {}))
+        )
 
     def _continues(self, path: AnyPath, origin: AnyPath) -> bool:
         """Return True if a checkpoint continues from `origin` and has the trial's present settings.
@@ -273,8 +291,11 @@ class TrialStorage:
         checkpoint with the earlier settings does not count.
         """
         state = unverified_state(path)
-        expected = (_in_experiment(origin), self._settings)
-        return state is not None and (state.get("origin"), state.get("config")) == expected
+        return (
+            state is not None
+            and state.get("origin") == _in_experiment(origin)
+            and self._has_settings(state.get("config", {}))
+        )
 
     def _repeated_rounds(self) -> list[str]:
         """Return a line about the rounds that a trial without a checkpoint repeats, if any."""
@@ -347,8 +368,12 @@ def _in_experiment(path: AnyPath) -> str:
     return f"{_parent(path).name}/{path.name}"
 
 
-def set_aside(directory: AnyPath) -> AnyPath:
-    """Move the trial's files and checkpoints into a new subdirectory, and return its path.
+def set_aside(directory: AnyPath, which: Collection[str] | None = None) -> AnyPath:
+    """Move a trial's files and checkpoints into a new subdirectory, and return its path.
+
+    Args:
+        directory: The trial's directory.
+        which: Names of the files and checkpoints to move. None moves everything.
 
     Raises:
         OSError: A file or directory cannot be moved. Nothing is lost: checkpoints are moved last,
@@ -357,10 +382,11 @@ def set_aside(directory: AnyPath) -> AnyPath:
     names = directory.names() if isinstance(directory, StoredPath) else os.listdir(directory)
     taken = [int(match[1]) for match in map(ASIDE.fullmatch, names) if match]
     aside = directory / f"set-aside-{max(taken, default=0) + 1}"
-    moved = [name for name in names if not TUNES_OWN.match(name) and not ASIDE.fullmatch(name)]
+    if which is None:
+        which = [name for name in names if not TUNES_OWN.match(name) and not ASIDE.fullmatch(name)]
     if isinstance(aside, Path):
         aside.mkdir()
-    for name in sorted(moved, key=lambda name: (bool(CHECKPOINT.fullmatch(name)), name)):
+    for name in sorted(which, key=lambda name: (bool(CHECKPOINT.fullmatch(name)), name)):
         _move(directory / name, aside / name)
     return aside
 

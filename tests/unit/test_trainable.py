@@ -437,3 +437,13 @@ def test_a_checkpoint_that_cannot_be_written_is_tried_again_and_then_reported(fa
     assert (answer.checkpoint is None) is not saved
     told = "the checkpoint could not be written (No space left on device); the previous one is kept"
     assert answer.notes == ([] if saved else [told])
+
+
+def test_checkpoint_from_before_a_setting_existed_has_the_same_settings():
+    trial = object.__new__(RealTrial)
+    trial.config = GRPOConfig()
+    older = trial.config.to_dict()
+    del older["optim"]["warmup_rounds"]
+    assert trial._has_settings(older)
+    assert not trial._has_settings({**older, "seed": 1})
+    assert not trial._has_settings({**older, "removed_since": 1})

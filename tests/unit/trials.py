@@ -207,7 +207,11 @@ class Restored:
         context = SimpleNamespace(
             storage_filesystem=trial.storage.storage_filesystem, trial_fs_path=trial.path
         )
-        storage = TrialStorage(context, None, trial.config)  # pyright: ignore[reportArgumentType]
+        storage = TrialStorage(
+            context,  # pyright: ignore[reportArgumentType]
+            keep=None,
+            has_settings=lambda config: config == trial.config,
+        )
         self.notes = storage.go_on(trial.latest_checkpoint_result, self._restore, rows_follow=True)
 
     def _restore(self, result: Any) -> int:

@@ -603,6 +603,10 @@ def test_the_console_names_trials_that_start_again_and_an_experiment_without_wor
         patched.setattr(save_on_interrupt.requested, "is_set", lambda: True)
         console.on_experiment_end([trial])
     assert capsys.readouterr().out == ""
+    trial.status = "ERROR"
+    console.on_trial_error(1, [trial], trial)  # the trial failed before it had started
+    console.on_experiment_end([trial])
+    assert "nothing to run" not in capsys.readouterr().out
     trial.status, trial.last_result = "RUNNING", row(3)
     console.on_trial_start(3, [trial], trial)
     console.on_experiment_end([trial])

@@ -15,7 +15,13 @@ from pyarrow.fs import LocalFileSystem
 from trials import FakeTrial, Restored, contents, note, row, saved
 
 from callbacks.checkpoints import CheckpointCallback
-from grpo_trainable.storage.checkpointing import MANIFEST, CheckpointError, part_file
+from grpo_trainable.storage.checkpointing import (
+    MANIFEST,
+    CheckpointError,
+    checkpoint_round,
+    newest_round,
+    part_file,
+)
 from grpo_trainable.storage.trial_storage import TrialStorage, checkpoint_at
 
 pytestmark = pytest.mark.slow  # these tests write whole experiment directories
@@ -204,29 +210,54 @@ def test_a_clones_checkpoint_that_follows_another_one_gives_way_to_the_donors(
     assert (restored.round, restored.notes) == (6, [])
 
 
-@pytest.mark.parametrize("noted", [0, None])
+@pytest.mark.parametrize("noted", ["older", "removed", None])
 def test_a_copy_that_tunes_last_snapshot_lacks_is_not_continued_with_older_settings(trial, noted):
-    manager = trial.run_metadata.checkpoint_manager
-    before = manager._checkpoint_results[0] if noted == 0 else None
-    # After round 12, PBT let the trial copy a donor, and the trial saved round 13.
+    """Check that the checkpoints since the copy are set aside, not lost.
+
+    They count neither towards `checkpoint.keep` nor as the trial's newest ones.
+    """
+    manager, directory = trial.run_metadata.checkpoint_manager, Path(trial.path)
+    before = None if noted is None else manager._checkpoint_results[0]
+    # After round 12, PBT let the trial copy a donor, and the trial saved rounds 13 and 14.
     copied = {**trial.config, "seed": 3}
-    path = saved(trial, 3, 13, origin="donor/checkpoint_000007", config=copied)
+    for number, round_ in ((3, 13), (4, 14)):
+        path = saved(trial, number, round_, origin="donor/checkpoint_000007", config=copied)
+    if noted == "removed":  # by `checkpoint.keep`
+        shutil.rmtree(directory / "checkpoint_000000")
     manager._latest_checkpoint_result = before
+    trial.config = copied
+    assert Restored(trial).round == 14  # the settings of the copy
+
+    trial.config = {**copied, "seed": 0}
     restored = Restored(trial)
     assert restored.round == 12
-    assert restored.notes == [
-        "Tune does not know of the copy that checkpoint_000003 follows; continuing from "
-        "checkpoint_000002 (round 12)"
-    ]
-    # If Tune does know, the trial has the settings of the copy.
-    trial.config = copied
-    assert Restored(trial).round == 13
+    (said,) = restored.notes
+    assert said.removeprefix("checkpoint_000000: does not exist; ") == (
+        "Tune does not know of the copy that checkpoint_000004 follows; "
+        "continuing from checkpoint_000002 (round 12); "
+        "the checkpoints since the copy are in set-aside-1"
+    )
+    assert said.startswith("checkpoint_000000") == (noted == "removed")
+    assert newest_round(directory) == 12
+    aside = directory / "set-aside-1"
+    assert [checkpoint_round(aside / f"checkpoint_{n:06d}") for n in (3, 4)] == [13, 14]
     # Without an older checkpoint, the newest one is better than none.
-    trial.config = {**copied, "seed": 4}
-    for number in range(3):
-        shutil.rmtree(path.with_name(f"checkpoint_{number:06d}"))
-    manager._latest_checkpoint_result = None
-    assert Restored(trial).round == 13
+    for number in (0, 1, 2):
+        shutil.rmtree(directory / f"checkpoint_{number:06d}", ignore_errors=True)
+    (aside / path.name).rename(path)
+    assert Restored(trial).round == 14
+    assert path.exists()
+
+
+def test_donors_checkpoint_is_found_in_a_moved_experiment(clone, tmp_path):
+    new = tmp_path / "elsewhere"
+    new.mkdir()
+    for name in ("trial", "donor"):
+        (tmp_path / name).rename(new / name)
+    clone.path = str(new / "trial")
+    restored = Restored(clone)
+    assert restored.round == 6
+    assert restored.notes == []
 
 
 def test_a_trial_notes_the_checkpoint_of_another_trial_that_it_follows(tmp_path):
