@@ -61,7 +61,7 @@ def test_a_clone_goes_on_from_its_own_checkpoint_although_tune_names_its_donors(
         trial.trial.stored = TrialStorage(
             StorageContext(str(tmp_path), "experiment", trial_dir_name="clone"),
             keep=None,
-            settings=trial.trial.config.to_dict(),
+            has_settings=trial.trial._has_settings,
         )
         trial.restore(noted)
         return trial
