@@ -1,7 +1,8 @@
 """Measure what is lost when something breaks, by injecting faults into the real program.
 
-    python benchmarks/faults.py                            all faults; 90 minutes on two cores
+    python benchmarks/faults.py                            all faults; 3 hours on two cores
     python benchmarks/faults.py --fault "slow object store" --repeats 2
+    sudo python benchmarks/faults.py --fault "cluster" --out faults_cluster.json
 
 Each fault strikes a running `launch/tune.py` at a random moment. The trial has 16 rounds and a
 checkpoint every 4 rounds. A trial survives if
@@ -13,7 +14,8 @@ checkpoint every 4 rounds. A trial survives if
 The time to recover is the longest time without a new row. The JSON is written after every fault. If
 a campaign is interrupted, the same command continues it, unless the commit has changed.
 
-The faults that fill a disk need permission to mount one.
+The faults that fill a disk need permission to mount one. The faults of a cluster need root, on
+Linux with `ip`, `nsenter` and `unshare`: they simulate machines with network namespaces.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from functools import cache, partial
 from importlib.util import find_spec
@@ -37,6 +39,7 @@ from pathlib import Path
 from typing import IO, Any
 from unittest.mock import patch
 
+import psutil
 from measure import ROOT, parser_of, provenance, read, run_benchmark, same_run, write
 from survival import (
     CHECKPOINT_EVERY,
@@ -51,7 +54,9 @@ from survival import (
     Running,
     check_accounts,
     check_rounds,
+    fingerprint,
     interrupt,
+    is_ours,
     judge,
     none_left,
 )
@@ -64,8 +69,17 @@ from grpo_trainable.storage.object_store import fetched, stored_path
 # ---- Processes that are killed or stopped ------------------------------------------------------
 
 
+@contextmanager
+def on_this_machine(arm: str, settings: Mapping[str, Any]) -> Iterator[Experiment]:
+    with tempfile.TemporaryDirectory() as storage:
+        yield Experiment(Path(storage), arm, **settings)
+
+
 def at_a_random_moment(
-    strike: Callable[[Running], object], arms: Sequence[str], settings: Mapping[str, Any] = {}
+    strike: Callable[[Any], object],
+    arms: Sequence[str],
+    settings: Mapping[str, Any] = {},
+    place: Callable[..., AbstractContextManager[Experiment]] = on_this_machine,
 ) -> Callable[[random.Random, int], Outcome]:
     """Return a fault that strikes a running trial. Successive repeats use the arms in turn.
 
@@ -74,8 +88,7 @@ def at_a_random_moment(
     """
 
     def struck_trial(rng: random.Random, repeat: int) -> Outcome:
-        with tempfile.TemporaryDirectory() as storage:
-            experiment = Experiment(Path(storage), arms[repeat % len(arms)], **settings)
+        with place(arms[repeat % len(arms)], settings) as experiment:
             with experiment.start() as running:
                 running.wait_for_rounds(rng.randint(FIRST, LAST))
                 time.sleep(rng.random() * 0.3)
@@ -441,9 +454,120 @@ REWARDS = (
 )
 
 
+# ---- Machines of a cluster ---------------------------------------------------------------------
+
+sys.path.append(str(ROOT / "tests" / "cluster"))
+from machines import Machine, missing  # noqa: E402
+from ray_cluster import ray_cluster  # noqa: E402
+
+CABLE_S = 20.0  # duration for which a cable is unplugged: longer than the deadline of `DEADLINE`
+# A machine has two CPUs, so it has room for one actor. One of the three machines stays free.
+ONE_PER_MACHINE: dict[str, Any] = {"resources.learner_cpus": 1.9, "resources.generator_cpus": 1.9}
+
+
+class OnCluster(Experiment):
+    """Trial on a cluster of three machines. A fourth machine runs Ray's head and the command."""
+
+    longest_s = 480.0
+
+    def __init__(self, cluster: Any, storage: Path, arm: str, settings: Mapping[str, Any]) -> None:
+        self.cluster = cluster
+        super().__init__(storage, arm, **settings)
+        for command in (self.command, self.resume_command):
+            command += ["--address", cluster.address]
+
+    def launch(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[Any]:
+        return self.cluster.machines[0].start(command, self.cluster.environment, stdout=log)
+
+    def family(self, command: int) -> list[psutil.Process]:
+        return [process for machine in self.cluster.machines[1:] for process in on(machine)]
+
+    def uninterrupted(self) -> tuple[Any, ...]:
+        return uninterrupted_on_cluster(self.arm, tuple(sorted(self.settings.items())))
+
+    def machine_of(self, role: str) -> Machine:
+        """Return the machine that runs an actor."""
+        for machine in self.cluster.machines[1:]:
+            if any(is_ours(process, role) for process in on(machine)):
+                return machine
+        raise Lost(f"no process of {role} was found")
+
+
+def on(machine: Machine) -> list[psutil.Process]:
+    """Return the processes of a machine."""
+    found = []
+    for pid in machine.processes():
+        with suppress(psutil.Error):
+            found.append(psutil.Process(pid))
+    return found
+
+
+@contextmanager
+def on_cluster(arm: str, settings: Mapping[str, Any]) -> Iterator[Experiment]:
+    with (
+        ray_cluster(4, head_cpus=0) as cluster,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as storage,
+    ):
+        yield OnCluster(cluster, Path(storage), arm, settings)
+
+
+@cache
+def uninterrupted_on_cluster(arm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
+    with on_cluster(arm, dict(settings)) as experiment, experiment.start() as running:
+        running.ends_well()
+        return fingerprint(experiment)
+
+
+def lose_machine(role: str) -> Callable[[Any], None]:
+    """Return a power failure of the machine that runs an actor. The machine does not come back."""
+    return lambda running: running.experiment.machine_of(role).kill()
+
+
+def unplug(role: str) -> Callable[[Any], None]:
+    """Return a fault that unplugs the cable of the machine of an actor, and plugs it in again."""
+
+    def strike(running: Any) -> None:
+        machine = running.experiment.machine_of(role)
+        machine.cut()
+        time.sleep(CABLE_S)
+        machine.connect()
+
+    return strike
+
+
+def lose_all_machines(running: Any) -> None:
+    """Let the power of all machines fail, and start the cluster again."""
+    cluster = running.experiment.cluster
+    for machine in cluster.machines:
+        machine.kill()
+    running.output()
+    cluster.begin()
+    cluster.join(*cluster.machines[1:])
+
+
+def of_cluster(name: str, strike: Callable[[Any], object]) -> Fault:
+    settings = {**ONE_PER_MACHINE, **DEADLINE}
+    return Fault(f"cluster: {name}", 5, at_a_random_moment(strike, APART, settings, on_cluster))
+
+
+CLUSTER = (
+    (
+        of_cluster("generator SIGKILL", kill("Generator")),
+        of_cluster("learner SIGKILL", kill("Learner")),
+        of_cluster("the generator's machine is lost", lose_machine("Generator")),
+        of_cluster("the learner's machine is lost", lose_machine("Learner")),
+        of_cluster("the generator's cable is unplugged for 20 s", unplug("Generator")),
+        of_cluster("the learner's cable is unplugged for 20 s", unplug("Learner")),
+        of_cluster("all machines are lost, then --resume", lose_all_machines),
+    )
+    if missing() is None
+    else ()
+)
+
+
 # ---- The campaign ------------------------------------------------------------------------------
 
-FAULTS = (*PROCESSES, *STORES, *DISKS, *REWARDS)
+FAULTS = (*PROCESSES, *STORES, *DISKS, *REWARDS, *CLUSTER)
 HEADER = ["fault", "survived", "bit-exact", "recovery s (max)", "rounds repeated (max)"]
 
 

@@ -116,6 +116,10 @@ class Experiment:
     def launch(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[Any]:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
+    def family(self, command: int) -> list[psutil.Process]:
+        """Return the processes of the trial, given the command's process id."""
+        return psutil.Process(command).children(recursive=True)
+
     def uninterrupted(self) -> tuple[Any, ...]:
         """Return rows and checkpoint digests of the same trial without a fault."""
         return uninterrupted(self.arm, tuple(sorted(self.settings.items())))
@@ -157,7 +161,7 @@ class Running:
         self.wait_for(lambda: len(self.experiment.rows()) >= rounds)
 
     def family(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return self.experiment.family(self.process.pid)
 
     def process_of(self, role: str) -> psutil.Process:
         for process in self.family():
