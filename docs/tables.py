@@ -339,7 +339,7 @@ def menu(space: str) -> list[str]:
 def printed_menu(space: str) -> list[str]:
     """Show the recorded answer and menu of a space as text, without the notes below the menu."""
     own = read(f"off_policy_{space}")["menu"]
-    rows = [HEADER]
+    rows: list[Row] = [HEADER]
     for arm, values in own["arms"].items():
         name = f"{arm} {PARETO}" if values["pareto"] else arm
         if arm == own["baseline"]:
