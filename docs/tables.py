@@ -22,6 +22,7 @@ import json
 import re
 import statistics
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -33,7 +34,8 @@ import numpy as np
 
 from grpo_trainable.command_line import align
 from reports.intervals import over_seeds
-from reports.margin_tests import BETTER, NO_WORSE, Design, Pairs, judge
+from reports.margin_tests import BETTER, NO_WORSE, UNDECIDED, Design, Pairs, judge
+from reports.menu_text import HEADER, PARETO
 from reports.summary import show
 from search_spaces.spaces import OBJECTIVE_LAGS
 
@@ -332,6 +334,32 @@ def menu(space: str) -> list[str]:
             ratios = [ratio(values["speed_up"]), ratio(values["equal_cost"])]
             rows.append([arm, *ratios, *verdict(values), str(values["seeds"])])
     return markdown(["arm", "speed-up", "at equal cost", "difference", "verdict", "seeds"], rows)
+
+
+def printed_menu(space: str) -> list[str]:
+    """Show the recorded answer and menu of a space as text, without the notes below the menu."""
+    own = read(f"off_policy_{space}")["menu"]
+    rows: list[Row] = [HEADER]
+    for arm, values in own["arms"].items():
+        name = f"{arm} {PARETO}" if values["pareto"] else arm
+        if arm == own["baseline"]:
+            rows.append((name, "1.00x", "1.00x", "-", "baseline", "-", "-", "-"))
+            continue
+        ratios = (ratio(values["speed_up"]), ratio(values["equal_cost"]))
+        is_open = values["verdict"] == UNDECIDED
+        power = f"{values['power']:.0%}" if is_open else "-"
+        row = (name, *ratios, *verdict(values), str(values["seeds"]), power, to_decide(own, arm))
+        rows.append(row)
+    answer = textwrap.wrap(" ".join(own["answer"]), 100, break_on_hyphens=False)
+    return ["```text", *answer, "", align(rows), "```"]
+
+
+def to_decide(own: Mapping[str, Any], arm: str) -> str:
+    """Return the seeds, and the time, that a verdict on an arm still takes."""
+    seeds, price = own["arms"][arm]["seeds_missing"], own["arms"][arm]["price"]
+    if seeds is None:
+        return f"more than {own['most_seeds']} seeds"
+    return f"{seeds} seeds, {price['minutes']:.0f} min" if seeds else "-"
 
 
 def atlas() -> list[str]:
@@ -690,6 +718,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             quickstart,
             off_policy,
             menu,
+            printed_menu,
             atlas,
             asynchrony,
             schedule,

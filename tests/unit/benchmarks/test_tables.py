@@ -74,6 +74,7 @@ NOT_MEASURED = {
         "the margin of 0.03",
         "1 means that all weights are equal",
         "below 4 were",
+        "learning rate of 2e-4",
     ],
     "docs/results/index.md": [
         *(
@@ -189,6 +190,33 @@ def test_a_menu_shows_ratios_and_verdicts_and_leaves_out_unknown_bounds(
     ratios = "1.50x (1.25-1.75) | 0.75x"
     assert other == f"| async | {ratios} | -0.010 (-0.025 to +0.005) | no worse | 8 |"
     assert tables.judged("async_vs_sync_short") == {"async": arm}
+
+
+def test_a_printed_menu_has_the_price_of_open_verdicts_only(monkeypatch: pytest.MonkeyPatch):
+    ratio = {"value": 1.5, "low": 1.25, "high": 1.75}
+    shared = {
+        **{"speed_up": ratio, "equal_cost": ratio, "pareto": False, "price": None, "seeds": 3},
+        **{"difference": -0.01, "low": -0.04, "high": 0.02, "power": 0.5, "seeds_missing": None},
+    }
+    price = {"minutes": 9.6, "device_hours": 0.2}
+    arms = {
+        "base": {"pareto": True},
+        "near": shared | {"verdict": "undecided", "seeds_missing": 4, "price": price},
+        "far": shared | {"verdict": "undecided"},
+        "worst": shared | {"verdict": "worse", "seeds_missing": 0},
+    }
+    content = {
+        "menu": {"baseline": "base", "arms": arms, "most_seeds": 20, "answer": ["Yes.", "No."]}
+    }
+    monkeypatch.setattr(tables, "read", lambda name: content)
+    _, answer, _, table, _ = tables.printed_menu("lag")
+    assert answer == "Yes. No."
+    _, base, near, far, worst = (re.split(r"\s{2,}", line) for line in table.splitlines())
+    assert base == ["base †", "1.00x", "1.00x", "-", "baseline", "-", "-", "-"]
+    assert near[1:4] == ["1.50x (1.25-1.75)", "1.50x (1.25-1.75)", "-0.010 (-0.040 to +0.020)"]
+    assert near[4:] == ["undecided", "3", "50%", "4 seeds, 10 min"]
+    assert far[4:] == ["undecided", "3", "50%", "more than 20 seeds"]
+    assert worst[4:] == ["worse", "3", "-", "-"]
 
 
 def test_a_verdict_uses_the_differences_of_the_seeds(monkeypatch: pytest.MonkeyPatch):
