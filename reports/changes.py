@@ -23,6 +23,7 @@ from typing import Any
 
 from grpo_trainable.config import schedule
 from grpo_trainable.telemetry.metrics import SE
+from grpo_trainable.text import joined
 from reports.parquet_reader import is_whole, read_parts
 from reports.records import TrialRecord, error_of_mean
 
@@ -272,21 +273,26 @@ class Change:
             yield f"{said}, {before} -> {after}{unit} {change}"
 
     def in_short(self) -> Iterator[str]:
-        """Yield a short form of each sentence: `tokens per response -68% in seed 2 only`."""
+        """Yield a short form of each sentence: `tokens per response -68% in seed 2`."""
         for _, moved, doubt in self._found():
             change = f"{self.quantity.shown_change(list(moved.values()))}{self._among(moved)}"
             yield f"{self.quantity.title} {change}{doubt}"
 
     def _among(self, moved: Collection[int]) -> str:
-        """Name the seeds in which the quantity moved: ` in seed 2 only`; empty for one seed."""
+        """Name the seeds in which the quantity moved: ` in seed 2`; empty for one seed.
+
+        Args:
+            moved: Places of the trials in `seeds`.
+        """
         if len(self.seeds) < 2:
             return ""
         if len(moved) == len(self.seeds):
-            return " in both seeds" if len(moved) == 2 else f" in all {len(moved)} seeds"
-        return f" in seed{'s' if len(moved) > 1 else ''} {' and '.join(map(str, moved))} only"
+            return " in both trials" if len(moved) == 2 else f" in all {len(moved)} trials"
+        named = joined([str(self.seeds[place]) for place in moved])
+        return f" in seed{'s' if len(moved) > 1 else ''} {named}"
 
     def _beyond(self, sign: int, noise: float = STANDARD_ERRORS) -> dict[int, Ends]:
-        """Return the ends of the seeds that moved in a direction, by seed.
+        """Return the ends of the trials that moved in a direction, by place in `seeds`.
 
         Args:
             sign: 1 for a rise, -1 for a fall.
@@ -294,8 +300,10 @@ class Change:
         """
         change, errors = self.quantity.change, self.errors or [0.0] * len(self.before)
         return {
-            seed: (b, a)
-            for seed, b, a, error in zip(self.seeds, self.before, self.after, errors, strict=True)
+            place: (b, a)
+            for place, (b, a, error) in enumerate(
+                zip(self.before, self.after, errors, strict=True)
+            )
             if b is not None
             and a is not None
             and sign * change(b, a) > self.threshold + noise * error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import align
-from grpo_trainable.text import plural, written
+from grpo_trainable.text import joined, plural, written
 from reports import audit
 from reports.contrasts import Contrast
 from reports.intervals import MOST_SEEDS, POWER
@@ -368,13 +368,13 @@ def _prices(menu: Menu) -> list[str]:
     said = []
     if near and menu.price is not None:
         # “Them” refers to the arms that the sentence “Undecided: …” names.
-        named = _joined(near) if far or len(near) == 1 else "them"
+        named = joined(near) if far or len(near) == 1 else "them"
         cost = _cost(menu.price)
         takes = f"{cost} more" if menu.design.may_grow else f"a new experiment of {cost}"
         said.append(f"Deciding {named} would probably take {takes}.")
     if far:
         said.append(
-            f"{_joined(far)} would probably need more than {_most(menu)} seeds, because "
+            f"{joined(far)} would probably need more than {_most(menu)} seeds, because "
             "differences close to the margin, or with a wide scatter, are hard to decide."
         )
     if any(map(_is_single, menu.others)):
@@ -392,10 +392,6 @@ def _without_verdict(menu: Menu) -> list[str]:
         for row in menu.others
         if row.verdict == NO_VERDICT
     ]
-
-
-def _joined(arms: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(arms[:-1]), arms[-1])))
 
 
 def _most(menu: Menu) -> int:
