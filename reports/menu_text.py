@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import command_line

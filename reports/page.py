@@ -411,17 +411,17 @@ def _changes_section(comparison: Comparison) -> str:
     return (
         '<section id="changes">\n<h2>Side effects of training</h2>\n'
         "<p>A policy can earn reward by changing something you did not intend. This section lists "
-        "every quantity that moved by more than its threshold in any seed, up or down, between the "
-        "start of training and the latest round. “Perhaps not above the threshold” means that "
+        "every quantity that moved by more than its threshold in any trial, up or down, between "
+        "the start of training and the latest round. “Perhaps not above the threshold” means that "
         "the change exceeds its threshold by less than the noise of its measurement. The figures "
-        "are medians over the seeds in which the quantity moved. A listed change can be harmless: "
-        "read responses to find out. The page shows those of one seed of each arm. The directory "
+        "are medians over the trials in which the quantity moved. A listed change can be harmless: "
+        "read responses to find out. The page shows those of one trial of each arm. The directory "
         "evaluations/ of a trial has all.</p>\n"
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{narrow_tables(('arm', *(q.title for q in quantities)), rows)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
-        '<p class="note">A change is judged within each seed. The ranges in the first table cover '
-        "all seeds, so their ends can come from different seeds. "
+        '<p class="note">A change is judged within each trial. The ranges in the first table cover '
+        "all trials, so their ends can come from different trials. "
         f"If a figure rests on n &lt; {changes.ENOUGH} responses before or after "
         f"training, its threshold is wider by a factor of √({changes.ENOUGH} / n), because chance "
         "moves such a figure further. Even when wider, a threshold given in % is at most "
