@@ -302,9 +302,7 @@ class Change:
         change, errors = self.quantity.change, self.errors or [0.0] * len(self.before)
         return {
             place: (b, a)
-            for place, (b, a, error) in enumerate(
-                zip(self.before, self.after, errors, strict=True)
-            )
+            for place, (b, a, error) in enumerate(zip(self.before, self.after, errors, strict=True))
             if b is not None
             and a is not None
             and sign * change(b, a) > self.threshold + noise * error

@@ -44,6 +44,11 @@ DEVICE = (
     "A device is a GPU. If a trial has no GPU, a device is a CPU that the trial's actors reserve "
     "(0.95 CPUs per actor by default)."
 )
+# The KL is measured after the last gradient step of a round, on responses sampled before the first.
+OLDER_RESPONSES = (
+    "An older policy sampled the responses, so the estimate is usually too low, and the lower the "
+    "older they are. So do not compare arms that differ in lag, k or replay by this KL."
+)
 COVERS = {  # the key is True if the interval of a speed rests on several seeds
     False: "With one seed, an interval covers only the noise between the rounds of these runs and "
     "does not predict other runs. To predict other runs, use --num-samples 3 or more.",
