@@ -287,7 +287,7 @@ def _beware(comparison: Comparison) -> str:
         if arm not in disturbed and not all(trial.comparable for trial in own)
     ]
     if excluded:
-        left_out += f"Without the disturbed trials of {', '.join(excluded)}. "
+        left_out += f"Disturbed trials of {', '.join(excluded)} are left out. "
     counted = _counted(comparison)
     return left_out + (f"{counted.strip()} " if counted else "")
 
@@ -351,7 +351,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
 def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | str]:
     found: dict[str, Bar | str] = dict.fromkeys(comparison.arms, NOT_KNOWN)
     if comparison.baseline is not None:
-        usable = comparison.has_ratio_of_baseline
+        usable = bool(comparison.speed) or not comparison.not_comparable
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
     found |= dict.fromkeys(comparison.exact_lags, EXACT)
     found |= {arm: _bar(own) for arm, own in contrasts.items()}
@@ -492,10 +492,10 @@ def _drift(arms: Arms) -> list[Plot]:
             name="frontier",
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Each point is an "
-            "evaluation. Among arms with equal lag, k and replay, more held-out reward at equal KL "
-            f"is better, and so is less KL at equal reward.{_not_joined(arms, frontier)} "
-            f"{OLDER_RESPONSES} The KL is never negative, but its estimate can be: a point far "
-            "below 0 means that the policy has moved far from the weights that sampled."
+            f"evaluation. {OLDER_RESPONSES} Between other arms, more held-out reward at equal KL "
+            "is better, and so is less KL at equal reward."
+            f"{_not_joined(arms, frontier)} The KL is never negative, but its estimate can be: a "
+            "point far below 0 means that the policy has moved far from the weights that sampled."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
