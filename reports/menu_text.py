@@ -470,7 +470,8 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
         if noise.held_out is None
         else f"eval.final_prompts={more} in place of {noise.prompts}"
     )
-    return f"{said} With {how}, a given precision costs {cost:.0%} of its price with more seeds."
+    costs = f"a given precision costs {cost:.0%} of what it costs with more seeds"
+    return f"{said} With {how}, {costs}."
 
 
 # ---- Cells -----------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     # How many prompts the task holds out is not known here, so no number is advised.
     assert said.endswith(
         "With 4 times as many prompts (eval.final_prompts), if the task holds out so many, a given "
-        "precision costs 40% of its price with more seeds."
+        "precision costs 40% of what it costs with more seeds."
     )
 
 
@@ -199,8 +199,8 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     ("held_out", "said"),
     [
         # 1.5 times as many prompts cost 1.1 times as much per seed.
-        (3, "eval.final_prompts=3 in place of 2, a given precision costs 73% of its price with"),
-        (100, "With eval.final_prompts=8 in place of 2, a given precision costs 40% of its price"),
+        (3, "eval.final_prompts=3 in place of 2, a given precision costs 73% of what it"),
+        (100, "With eval.final_prompts=8 in place of 2, a given precision costs 40% of what it"),
         (2, "The last evaluation already has all 2 held-out prompts."),
         ("2", "if the task holds out so many"),
     ],
@@ -271,13 +271,13 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
         arm: [t for t in notes(found) if t.startswith(f"Noise of {arm}:")] for arm in by_arm(found)
     }
     assert noise[OTHER] == []
-    assert "a given precision costs 40% of its price with more seeds" in noise["async_k4"][0]
+    assert "a given precision costs 40% of what it costs with more seeds" in noise["async_k4"][0]
 
 
 @pytest.mark.parametrize(
     ("eval_s", "said"),
     [
-        (0.0, "a given precision costs 25% of its price with more seeds"),
+        (0.0, "a given precision costs 25% of what it costs with more seeds"),
         (100.0, "More prompts and more seeds reduce the noise at about the same cost."),
     ],
 )
