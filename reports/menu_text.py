@@ -458,7 +458,10 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
     )
     cost, more = noise.relative_cost, noise.more_prompts
     if more == noise.prompts:
-        return f"{said} The last evaluation already has all {more} held-out prompts."
+        return (
+            f"{said} The last evaluation already has all {more} held-out prompts: raise "
+            "eval.samples, or run more seeds."
+        )
     if cost is None:
         return said
     if abs(cost - 1) <= ALIKE:

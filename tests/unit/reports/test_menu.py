@@ -201,7 +201,7 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
         # 1.5 times as many prompts cost 1.1 times as much per seed.
         (3, "eval.final_prompts=3 in place of 2, a given precision costs 73% of what it"),
         (100, "With eval.final_prompts=8 in place of 2, a given precision costs 40% of what it"),
-        (2, "The last evaluation already has all 2 held-out prompts."),
+        (2, "The last evaluation already has all 2 held-out prompts: raise eval.samples"),
         ("2", "if the task holds out so many"),
     ],
 )
