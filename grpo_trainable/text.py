@@ -5,13 +5,18 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
 def plural(number: int, noun: str) -> str:
     """Return the number with its noun: `1 trial`, `2 trials`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return words as in a sentence: `a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def written(value: float, form: str) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 
 from grpo_trainable.telemetry.metrics import SE
 from grpo_trainable.telemetry.stages import shares_of_work
-from grpo_trainable.text import rate
+from grpo_trainable.text import joined, rate
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord, error_of_mean
-from reports.summary import COUNTED, MARK, Comparison, median, show
+from reports.summary import COUNTED, MARK, OLDER_RESPONSES, Comparison, median, show
 from search_spaces.columns import SHARES, SHOWN_STAGES, Column
 
 REWARD = Column(name="reward", title="held-out reward", metric="reward/eval_mean", form="{:.3f}")
@@ -164,29 +164,36 @@ def _how_measured(columns: Sequence[Column]) -> list[str]:
 
 
 def _units(columns: Sequence[Column]) -> list[str]:
-    """Give the unit of each column that shows a KL, an entropy or an NLL."""
+    """Give the unit of each KL, entropy and NLL, and say what the KL to the reference misses."""
     units: dict[str, list[str]] = {}
     for column in columns:
         if column.metric.endswith("_nats") and abs(column.factor) == 1:
             unit = "response" if column.metric.startswith("kl/") else "token"
             units.setdefault(unit, []).append(column.title)
-    return [f"{', '.join(titles)}: in nats per {unit}." for unit, titles in units.items()]
+    said = [f"{', '.join(titles)}: in nats per {unit}." for unit, titles in units.items()]
+    of_reference = [c.title for c in columns if c.metric == "kl/reference_nats"]
+    return said + [f"{title}: {OLDER_RESPONSES}" for title in of_reference]
 
 
 def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> list[str]:
     """Say how precise the figures of metrics are that rounds measure on a sample of responses."""
-    found = []
+    found, arms = [], {}
     for column in columns:
-        errors = [error for trial in trials if (error := _standard_error(column, trial))]
+        errors = []
+        for trial in trials:
+            if error := _standard_error(column, trial):
+                errors.append(error)
+                arms[trial.arm] = None
         if errors:
             least, most = f"{min(errors):.2g}", f"{max(errors):.2g}"
             found.append(f"{column.title} {least if least == most else f'{least} to {most}'}")
     if not found:
         return []
+    every = len(arms) == len({trial.arm for trial in trials})
     return [
-        "Trials measure some figures on a sample of each round's responses, so small differences "
-        "can be noise. Standard error of such a figure, lowest to highest over these trials: "
-        f"{', '.join(found)}."
+        f"{'Trials measure' if every else f'Only {joined(list(arms))} measured'} some figures on a "
+        "sample of each round's responses, so small differences can be noise. Standard error of "
+        f"such a figure, lowest to highest over these trials: {', '.join(found)}."
     ]
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from grpo_trainable.config import schedule
 from grpo_trainable.telemetry.metrics import SE
+from grpo_trainable.text import joined
 from reports.parquet_reader import is_whole, read_parts
 from reports.records import TrialRecord, error_of_mean
 
@@ -199,13 +200,14 @@ class Change:
     """One quantity of one arm, before and after training."""
 
     quantity: Quantity
-    seeds: Sequence[int]
-    before: Sequence[float | None]  # one entry per seed; None if unknown
+    kind: str  # what the names are: `seed`, `member` or `trial`
+    names: Sequence[str]  # one entry per trial, as in the following sequences
+    before: Sequence[float | None]  # None if unknown
     after: Sequence[float | None]
-    # Number of responses that each seed's values rest on, before or after training, whichever
+    # Number of responses that each trial's values rest on, before or after training, whichever
     # number is smaller.
     responses: Sequence[int] = ()
-    # Standard error of each seed's change, if rounds measure the quantity on a sample of their
+    # Standard error of each trial's change, if rounds measure the quantity on a sample of their
     # responses. A change counts if it is above the threshold by `STANDARD_ERRORS` of these.
     errors: Sequence[float] = ()
 
@@ -231,13 +233,13 @@ class Change:
 
     @property
     def known(self) -> list[Ends]:
-        """Pairs (before, after) of the seeds for which both values are known."""
+        """Pairs (before, after) of the trials for which both values are known."""
         pairs = zip(self.before, self.after, strict=True)
         return [(b, a) for b, a in pairs if b is not None and a is not None]
 
     @property
     def moved(self) -> bool:
-        """Return True if the change exceeds the threshold in any seed: one collapse is enough."""
+        """Return True if the change exceeds the threshold in any trial: one collapse is enough."""
         return any(self._beyond(sign) for sign in (-1, 1))
 
     @property
@@ -246,9 +248,9 @@ class Change:
         return any(self._beyond(sign, noise=0.0) for sign in (-1, 1))
 
     def _found(self) -> Iterator[tuple[str, Mapping[int, Ends], str]]:
-        """Yield the description, the ends by seed and the doubt of each change above the threshold.
+        """Yield the description, the ends and the doubt of each change above the threshold.
 
-        If no seed of a direction exceeds the threshold by more than the noise of its measurement,
+        If no trial of a direction exceeds the threshold by more than the noise of its measurement,
         the change is in doubt.
         """
         for sign, said in ((-1, self.quantity.fell), (1, self.quantity.rose)):
@@ -258,9 +260,9 @@ class Change:
                 yield said, unsure, " (perhaps not above the threshold)"
 
     def sentences(self) -> Iterator[str]:
-        """Yield one sentence for seeds with a fall, and one for seeds with a rise.
+        """Yield one sentence for trials with a fall, and one for trials with a rise.
 
-        Only changes above the threshold count. A sentence shows the medians over its seeds:
+        Only changes above the threshold count. A sentence shows the medians over its trials:
         `responses became shorter, 38.9 -> 12.4 tokens (-68%)`.
         """
         quantity = self.quantity
@@ -272,21 +274,26 @@ class Change:
             yield f"{said}, {before} -> {after}{unit} {change}"
 
     def in_short(self) -> Iterator[str]:
-        """Yield a short form of each sentence: `tokens per response -68% in seed 2 only`."""
+        """Yield a short form of each sentence: `tokens per response -68% in seed 2`."""
         for _, moved, doubt in self._found():
             change = f"{self.quantity.shown_change(list(moved.values()))}{self._among(moved)}"
             yield f"{self.quantity.title} {change}{doubt}"
 
     def _among(self, moved: Collection[int]) -> str:
-        """Name the seeds in which the quantity moved: ` in seed 2 only`; empty for one seed."""
-        if len(self.seeds) < 2:
+        """Name the trials in which the quantity moved: ` in seeds 0 and 2`; empty for one trial.
+
+        Args:
+            moved: Places of the trials in `names`.
+        """
+        if len(self.names) < 2:
             return ""
-        if len(moved) == len(self.seeds):
-            return " in both seeds" if len(moved) == 2 else f" in all {len(moved)} seeds"
-        return f" in seed{'s' if len(moved) > 1 else ''} {' and '.join(map(str, moved))} only"
+        if len(moved) == len(self.names):
+            return f" in {'both' if len(moved) == 2 else f'all {len(moved)}'} {self.kind}s"
+        named = joined([self.names[place] for place in moved])
+        return f" in {self.kind}{'s' if len(moved) > 1 else ''} {named}"
 
     def _beyond(self, sign: int, noise: float = STANDARD_ERRORS) -> dict[int, Ends]:
-        """Return the ends of the seeds that moved in a direction, by seed.
+        """Return the ends of the trials that moved in a direction, by place in `names`.
 
         Args:
             sign: 1 for a rise, -1 for a fall.
@@ -294,8 +301,8 @@ class Change:
         """
         change, errors = self.quantity.change, self.errors or [0.0] * len(self.before)
         return {
-            seed: (b, a)
-            for seed, b, a, error in zip(self.seeds, self.before, self.after, errors, strict=True)
+            place: (b, a)
+            for place, (b, a, error) in enumerate(zip(self.before, self.after, errors, strict=True))
             if b is not None
             and a is not None
             and sign * change(b, a) > self.threshold + noise * error
@@ -310,10 +317,15 @@ def _medians(ends: Sequence[Ends]) -> Ends:
 def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
     """Read the evaluations of one arm's trials, and return the change in each of `QUANTITIES`."""
     ends = [of_trial(trial) for trial in trials]
+    seeds = [str(trial.config.seed) for trial in trials]
+    # The members of a population exchange seeds, and a user's own Tuner can repeat a seed.
+    is_seed = len(set(seeds)) == len(seeds) and not any(trial.member for trial in trials)
+    kind = "seed" if is_seed else "member" if trials[0].member else "trial"
     return [
         Change(
             quantity=quantity,
-            seeds=[trial.config.seed for trial in trials],
+            kind=kind,
+            names=seeds if is_seed else [trial.label for trial in trials],
             before=[before.get(quantity.name) for before, _, _ in ends],
             after=[after.get(quantity.name) for _, after, _ in ends],
             responses=[responses[quantity.name] for _, _, responses in ends],
@@ -376,7 +388,7 @@ def meanings(changes: Mapping[str, Sequence[Change]]) -> str:
 
 
 def not_known(changes: Sequence[Change]) -> list[str]:
-    """Return the quantities for which some seed lacks a value before or after training."""
+    """Return the quantities for which some trial lacks a value before or after training."""
     return [change.quantity.title for change in changes if len(change.known) < len(change.before)]
 
 

@@ -36,7 +36,7 @@ DECIDED_STATUS, WORSE_STATUS, UNDECIDED_STATUS = 0, 3, 4
 # An arm is a copy of the baseline if these metrics agree in every round, bit for bit.
 REPEATED = ("reward/train_mean", "reward/eval_mean", "response/length_mean")
 # The cost of more seeds is compared with the cost of multiplying the number of evaluated prompts by
-# this factor.
+# this factor, or by a smaller factor if the task holds out fewer prompts.
 MORE_PROMPTS = 4
 
 
@@ -77,8 +77,10 @@ class Noise:
     # Standard deviation that the evaluation adds to a seed's difference in reward.
     evaluation_sd: float
     prompts: int  # number of prompts in the last evaluation
-    # Cost of the same precision with `MORE_PROMPTS` times as many prompts in the last evaluation,
-    # relative to the cost with more seeds alone. None if the times are unknown.
+    more_prompts: int  # `MORE_PROMPTS` times as many, but not more than the task holds out
+    held_out: int | None  # number of prompts that the task holds out; None if unknown
+    # Cost of a given precision with `more_prompts` in the last evaluation, relative to the cost
+    # with more seeds alone. None if the times are unknown.
     relative_cost: float | None
 
     @property
@@ -133,8 +135,7 @@ class Menu:
     price: Price | None
     audits: Mapping[str, Audit]  # by arm
     about_exact_lag: Sequence[str]  # a note on exact lags, or nothing
-    known_arms: frozenset[str]  # the arms of the search space
-    own_tuner: bool  # True if a user's own Tuner ran the trials
+    experiment: ExperimentRecord
 
     @property
     def rows(self) -> list[MenuRow]:
@@ -229,7 +230,10 @@ def menu_of(
         for arm, trials in experiment.complete_arms.items()
     }
     design = _design(experiment, len(planned) - 1, options)
-    noise = {arm: _noise(arms[arm], arms[baseline], files) for arm in arms if arm != baseline}
+    held_out = _held_out(experiment.description)
+    noise = {
+        arm: _noise(arms[arm], arms[baseline], files, held_out) for arm in arms if arm != baseline
+    }
     pairs = _pairs(complete, baseline, options, noise)
     audits = audit_arms(experiment, files, baseline)
     faults = {arm: _faults(audits, arm, baseline) for arm in planned}
@@ -284,8 +288,7 @@ def menu_of(
         price=_total_price(judged, costs, baseline),
         audits=audits,
         about_exact_lag=compared.about_exact_lag,
-        known_arms=frozenset(experiment.question.arms if experiment.question else ()),
-        own_tuner=experiment.own_tuner,
+        experiment=experiment,
     )
 
 
@@ -513,8 +516,17 @@ def _total_price(
 # ---- The sources of noise --------------------------------------------------------------------
 
 
+def _held_out(description: Mapping[str, Any]) -> int | None:
+    """Return the number of prompts that the task holds out; None if it was not recorded."""
+    number = description.get("held_out_prompts")
+    return number if type(number) is int and number > 0 else None
+
+
 def _noise(
-    arm: Sequence[TrialRecord], base: Sequence[TrialRecord], files: Mapping[str, TrialFiles]
+    arm: Sequence[TrialRecord],
+    base: Sequence[TrialRecord],
+    files: Mapping[str, TrialFiles],
+    held_out: int | None,
 ) -> Noise | None:
     """Return the sources of the noise; None with fewer than two seeds or prompts in common."""
     sides = [
@@ -528,17 +540,21 @@ def _noise(
     if not max(of_seeds, rest):
         return None
     share = rest / max(of_seeds, rest)
+    prompts = differences.shape[1]
+    more = MORE_PROMPTS * prompts
+    more = more if held_out is None else max(prompts, min(more, held_out))
     costs = [_seed_cost([t for t in trials if t.complete]) for trials in (arm, base)]
     known = [cost for cost in costs if cost is not None]
     relative = None
     if len(known) == len(costs):
         evaluating = sum(c.last_eval_s for c in known) / sum(c.seconds for c in known)
-        more = 1 + (MORE_PROMPTS - 1) * evaluating
-        relative = (1 - share + share / MORE_PROMPTS) * more
-    sd = math.sqrt(rest / differences.shape[1])
+        factor = more / prompts
+        relative = (1 - share + share / factor) * (1 + (factor - 1) * evaluating)
     return Noise(
         evaluation_share=share,
-        evaluation_sd=sd,
-        prompts=differences.shape[1],
+        evaluation_sd=math.sqrt(rest / prompts),
+        prompts=prompts,
+        more_prompts=more,
+        held_out=held_out,
         relative_cost=relative,
     )

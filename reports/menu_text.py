@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import align
-from grpo_trainable.text import plural, written
+from grpo_trainable.text import joined, plural, written
+from grpo_trainable.tools.evaluation.settings import assignment
 from reports import audit
 from reports.contrasts import Contrast
 from reports.intervals import MOST_SEEDS, POWER
@@ -133,7 +134,9 @@ def table(menu: Menu) -> str:
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, 100, break_on_hyphens=False)
+    """Wrap a note, but not the command on its second line."""
+    prose, newline, command = text.partition("\n")
+    return textwrap.fill(prose, 100, break_on_hyphens=False) + newline + command
 
 
 def rows(menu: Menu) -> list[tuple[str, ...]]:
@@ -174,7 +177,7 @@ def notes(menu: Menu) -> list[str]:
         told.append(
             "One seed gives no verdict, and does not show how many seeds a verdict needs. Run at "
             f"least {FIRST_LOOK} seeds: {_in_own_tuner(FIRST_LOOK)}."
-            if menu.own_tuner
+            if menu.experiment.own_tuner
             else "One seed gives no verdict, and does not show how many seeds a verdict needs. Run "
             f"at least {FIRST_LOOK} seeds: launch/tune.py --extend --num-samples {FIRST_LOOK}, "
             "with the --name and --storage of this experiment."
@@ -228,35 +231,71 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     }
     named = {arm: seeds for arm, seeds in found.items() if seeds is not None}
     needed = list(named.values())
+    own, grows = menu.experiment.own_tuner, menu.design.may_grow
     said = []
-    if not menu.design.may_grow and any(own.seeds_missing != 0 for own in judged):
+    if not grows and any(judgement.seeds_missing != 0 for judgement in judged):
         said.append(
             "A fixed number of seeds allows only one test, which has been made. So “to decide” "
-            "counts the seeds of a new experiment. With --max-seeds, an experiment may be judged "
-            "after every seed."
+            "counts the seeds of a new experiment."
         )
-    if needed and menu.own_tuner:
+        if not own:
+            said.append("With --max-seeds, an experiment may be judged after every seed.")
+    if needed and own:
         said.append(f"To run these seeds: {_in_own_tuner(max(needed))}.")
     elif needed:
-        number = f"--num-samples {max(needed)}"
         asked = [menu.baseline.arm, *named]
+        question = menu.experiment.question
         # A label that is not an arm of the space cannot be given to `--set arm=`.
-        every = len(named) == len(menu.others) or not menu.known_arms.issuperset(asked)
-        every = menu.design.may_grow or every
-        arms = "" if every else f"--set arm={','.join(asked)} (in place of an earlier one) and "
-        said.append(
-            f"To run these seeds: launch/tune.py --extend {number}, with the --name and "
-            "--storage of this experiment."
-            if menu.design.may_grow
-            else "To run the new experiment, repeat this experiment's command with "
-            f"{arms}{number}, another --name, and a --seed above all seeds used so far."
-        )
+        known = question is not None and set(question.arms).issuperset(asked)
+        every = grows or not known or len(named) == len(menu.others)
+        if grows:
+            said.append(
+                f"To run these seeds: launch/tune.py --extend --num-samples {max(needed)}, with "
+                "the --name and --storage of this experiment."
+            )
         if min(needed) < max(needed) or (every and len(needed) < len(menu.others)):
             said.append(
-                "This command also runs arms that need fewer seeds or none. So it takes longer "
-                "than the times under “to decide”."
+                f"{'This' if grows else 'The following'} command also runs arms that need fewer "
+                "seeds or none. So it takes longer than the times under “to decide”."
             )
+        if not grows:
+            new = _new_experiment(menu, [] if every else asked, max(needed))
+            said.append(f"To run the new experiment:\n{new}")
     return [" ".join(said)] if said else []
+
+
+def _new_experiment(menu: Menu, arms: Sequence[str], seeds: int) -> str:
+    """Return the command that repeats the experiment with new seeds.
+
+    Args:
+        menu: The menu.
+        arms: The arms to run; empty for the arms of the experiment.
+        seeds: The number of seeds.
+    """
+    experiment, options = menu.experiment, menu.options
+    stored = experiment.description
+    fixed = stored.get("fixed")
+    fixed = dict(fixed) if isinstance(fixed, Mapping) else {}
+    fixed |= {"arm": ",".join(arms)} if arms else {}
+    margin = "margin" if options.margin is not None else "margin_relative"
+    given = {
+        "space": stored.get("space_source", stored.get("space")),
+        "preset": stored.get("preset"),
+        "set": [assignment(key, value) for key, value in fixed.items()],
+        "samples": stored.get("samples"),
+        margin: getattr(options, margin),
+        "baseline": options.baseline,
+        "tracker": stored.get("trackers"),
+        "callback": stored.get("callbacks"),
+        "num_samples": seeds,
+        "seed": 1 + max(trial.config.seed for trial in experiment.trials),
+        "name": f"{experiment.directory.name}_new",
+    }
+    words = command_line.command("tune")
+    for option, value in given.items():
+        for each in value if isinstance(value, list) else [] if value is None else [value]:
+            words += [f"--{option.replace('_', '-')}", str(each)]
+    return shlex.join(words)
 
 
 def _in_own_tuner(seeds: int) -> str:
@@ -368,13 +407,13 @@ def _prices(menu: Menu) -> list[str]:
     said = []
     if near and menu.price is not None:
         # “Them” refers to the arms that the sentence “Undecided: …” names.
-        named = _joined(near) if far or len(near) == 1 else "them"
+        named = joined(near) if far or len(near) == 1 else "them"
         cost = _cost(menu.price)
         takes = f"{cost} more" if menu.design.may_grow else f"a new experiment of {cost}"
         said.append(f"Deciding {named} would probably take {takes}.")
     if far:
         said.append(
-            f"{_joined(far)} would probably need more than {_most(menu)} seeds, because "
+            f"{joined(far)} would probably need more than {_most(menu)} seeds, because "
             "differences close to the margin, or with a wide scatter, are hard to decide."
         )
     if any(map(_is_single, menu.others)):
@@ -392,10 +431,6 @@ def _without_verdict(menu: Menu) -> list[str]:
         for row in menu.others
         if row.verdict == NO_VERDICT
     ]
-
-
-def _joined(arms: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(arms[:-1]), arms[-1])))
 
 
 def _most(menu: Menu) -> int:
@@ -421,18 +456,25 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
         f"Noise of {arm}: {part} of the variance between seeds comes from the evaluation (prompts "
         f"and sampled responses){rest}."
     )
-    cost = noise.relative_cost
+    cost, more = noise.relative_cost, noise.more_prompts
+    if more == noise.prompts:
+        return (
+            f"{said} The last evaluation already has all {more} held-out prompts: raise "
+            "eval.samples, or run more seeds."
+        )
     if cost is None:
         return said
     if abs(cost - 1) <= ALIKE:
         return f"{said} More prompts and more seeds reduce the noise at about the same cost."
     if cost > 1:
         return f"{said} More seeds are the cheaper way to reduce the noise."
-    return (
-        f"{said} {MORE_PROMPTS} times as many prompts as the {noise.prompts} of the last "
-        f"evaluation reduce the noise at {cost:.0%} of the cost of more seeds: raise "
-        "eval.final_prompts or, if it already covers all held-out prompts, eval.samples."
+    how = (
+        f"{MORE_PROMPTS} times as many prompts (eval.final_prompts), if the task holds out so many"
+        if noise.held_out is None
+        else f"eval.final_prompts={more} in place of {noise.prompts}"
     )
+    costs = f"a given precision costs {cost:.0%} of what it costs with more seeds"
+    return f"{said} With {how}, {costs}."
 
 
 # ---- Cells -----------------------------------------------------------------------------------

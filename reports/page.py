@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from grpo_trainable.command_line import command
 from grpo_trainable.config import GRPOConfig, resources
-from grpo_trainable.text import plural
+from grpo_trainable.text import joined, plural
 from grpo_trainable.tools.evaluation.settings import must_name
 from reports import audit, changes, menu_text
 from reports.answers import Answer
@@ -89,7 +89,7 @@ def render_page(
         _missing(experiment, files, damaged),
         _table_section(comparison, experiment),
         _population_section(comparison),
-        _told_section(told, pairs, has_menu=menu is not None),
+        _told_section(told, pairs, comparison.baseline, has_menu=menu is not None),
         _answer_section(asked),
         _changes_section(comparison),
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
@@ -168,8 +168,20 @@ def _arms_run(experiment: ExperimentRecord) -> str:
         return ""
     return (
         f'<p class="note">This experiment has {len(run)} of the {len(asked)} arms of its search '
-        "space.</p>\n"
+        f"space.{escaped(_equal_but_for_lag(experiment))}</p>\n"
     )
+
+
+def _equal_but_for_lag(experiment: ExperimentRecord) -> str:
+    """Name the arms that differ only in lag, unless this is true of all arms or of none."""
+    groups: dict[str, dict[str, int]] = {}
+    for trial in experiment.trials:
+        alike = trial.config.to_dict() | dict.fromkeys(("arm", "seed", "lag"))
+        groups.setdefault(repr(alike), {})[trial.arm] = trial.config.lag
+    found = [joined(list(lags)) for lags in groups.values() if len(set(lags.values())) > 1]
+    if not found or len(groups) == 1:
+        return ""
+    return f" Arms that differ only in lag: {'; '.join(found)}."
 
 
 def _menu_section(menu: Menu | None) -> str:
@@ -322,7 +334,9 @@ def _population_section(comparison: Comparison) -> str:
     )
 
 
-def _told_section(told: Sequence[str], pairs: Sequence[ArmPair], *, has_menu: bool) -> str:
+def _told_section(
+    told: Sequence[str], pairs: Sequence[ArmPair], baseline: str | None, *, has_menu: bool
+) -> str:
     if not told:
         return ""
     bounds = ""
@@ -330,12 +344,13 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair], *, has_menu: bo
         bounds = (
             " The intervals below differ from the bounds in the menu: they are two-sided, they "
             "are not corrected for the number of arms, and for rewards they also count the "
-            "held-out prompts as a sample. So they can be narrower or wider than the bounds."
+            "held-out prompts as a sample, which changes their degrees of freedom. So they can be "
+            "narrower or wider than the bounds."
         )
     every = ""
     if len(pairs) > 1:  # a single pair is already in the list above
         every = (
-            "<details><summary>Every pair of arms</summary>\n"
+            f"<details><summary>Every pair of arms{_clear_elsewhere(pairs, baseline)}</summary>\n"
             f"{_pairs_table(pairs)}\n"
             f"{_why_marked(pairs)}</details>\n"
         )
@@ -347,6 +362,19 @@ def _told_section(told: Sequence[str], pairs: Sequence[ArmPair], *, has_menu: bo
         f"{bounds}</p>\n"
         f"{html_list(told)}{every}</section>"
     )
+
+
+def _clear_elsewhere(pairs: Sequence[ArmPair], baseline: str | None) -> str:
+    """Count the clear differences between arms other than the baseline; empty without any."""
+    clear = sum(
+        bool(quantity.contrasts[pair.arm].told_apart)
+        for pair in pairs
+        if baseline not in (pair.arm, pair.over)
+        for quantity in pair.quantities
+        if pair.arm in quantity.contrasts
+    )
+    said = f" ({plural(clear, 'clear difference')} between arms other than the baseline)"
+    return said if clear else ""
 
 
 def _pairs_table(pairs: Sequence[ArmPair]) -> str:
@@ -411,17 +439,17 @@ def _changes_section(comparison: Comparison) -> str:
     return (
         '<section id="changes">\n<h2>Side effects of training</h2>\n'
         "<p>A policy can earn reward by changing something you did not intend. This section lists "
-        "every quantity that moved by more than its threshold in any seed, up or down, between the "
-        "start of training and the latest round. “Perhaps not above the threshold” means that "
+        "every quantity that moved by more than its threshold in any trial, up or down, between "
+        "the start of training and the latest round. “Perhaps not above the threshold” means that "
         "the change exceeds its threshold by less than the noise of its measurement. The figures "
-        "are medians over the seeds in which the quantity moved. A listed change can be harmless: "
-        "read responses to find out. The page shows those of one seed of each arm. The directory "
+        "are medians over the trials in which the quantity moved. A listed change can be harmless: "
+        "read responses to find out. The page shows those of one trial of each arm. The directory "
         "evaluations/ of a trial has all.</p>\n"
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{narrow_tables(('arm', *(q.title for q in quantities)), rows)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
-        '<p class="note">A change is judged within each seed. The ranges in the first table cover '
-        "all seeds, so their ends can come from different seeds. "
+        '<p class="note">A change is judged within each trial. The ranges in the first table cover '
+        "all trials, so their ends can come from different trials. "
         f"If a figure rests on n &lt; {changes.ENOUGH} responses before or after "
         f"training, its threshold is wider by a factor of √({changes.ENOUGH} / n), because chance "
         "moves such a figure further. Even when wider, a threshold given in % is at most "

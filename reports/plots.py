@@ -34,7 +34,7 @@ from reports.series import (
     metric,
     stage_seconds,
 )
-from reports.summary import DEVICE, MARK, Comparison
+from reports.summary import DEVICE, MARK, OLDER_RESPONSES, Comparison
 
 LEAST_JOINED = 3  # least number of evaluations that a line joins
 STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
@@ -287,7 +287,7 @@ def _beware(comparison: Comparison) -> str:
         if arm not in disturbed and not all(trial.comparable for trial in own)
     ]
     if excluded:
-        left_out += f"Without the disturbed trials of {', '.join(excluded)}. "
+        left_out += f"Disturbed trials of {', '.join(excluded)} are left out. "
     counted = _counted(comparison)
     return left_out + (f"{counted.strip()} " if counted else "")
 
@@ -351,7 +351,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
 def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | str]:
     found: dict[str, Bar | str] = dict.fromkeys(comparison.arms, NOT_KNOWN)
     if comparison.baseline is not None:
-        usable = comparison.has_ratio_of_baseline
+        usable = bool(comparison.speed) or not comparison.not_comparable
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
     found |= dict.fromkeys(comparison.exact_lags, EXACT)
     found |= {arm: _bar(own) for arm, own in contrasts.items()}
@@ -448,7 +448,7 @@ def _drift(arms: Arms) -> list[Plot]:
             "unlikely token. Neither name has to do with k, the number of gradient steps. The y "
             "axis covers the range of the solid lines, so dotted lines can leave the plot. If this "
             "range is wide, the axis is linear near 0 and logarithmic elsewhere."
-            f"{_of_older_policy(arms)}{_sampled(arms)}",
+            f" {OLDER_RESPONSES}{_sampled(arms)}",
         ),
         (
             "previous",
@@ -461,9 +461,9 @@ def _drift(arms: Arms) -> list[Plot]:
             "behaviour",
             "KL from the weights that sampled the responses",
             -1.0,
-            "KL(sampler ‖ policy): the distance of the trained policy from the weights that "
-            "sampled the responses. This is staleness as the loss sees it: it usually grows with "
-            "lag and with the number of gradient steps per round.",
+            "KL(sampler ‖ policy): the distance of the policy from the weights that sampled the "
+            "responses, after the last gradient step of the round. This is staleness as the loss "
+            "sees it: it usually grows with lag and with the number of gradient steps per round.",
         ),
     ):
         same = (
@@ -492,12 +492,10 @@ def _drift(arms: Arms) -> list[Plot]:
             name="frontier",
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Each point is an "
-            "evaluation. Compare arms at equal KL or at equal reward: more held-out reward at "
-            "equal KL is better, and so is less KL at equal reward."
-            f"{_not_joined(arms, frontier)} The KL is never negative. Its estimate can be, because "
-            "an older policy sampled the responses: read a point slightly below 0 as a KL near 0. "
-            "A point far below 0 means that the policy has moved far from the weights that sampled."
-            f"{_of_older_policy(arms)}"
+            f"evaluation. {OLDER_RESPONSES} Between other arms, more held-out reward at equal KL "
+            "is better, and so is less KL at equal reward."
+            f"{_not_joined(arms, frontier)} The KL is never negative, but its estimate can be: a "
+            "point far below 0 means that the policy has moved far from the weights that sampled."
             f"{_sampled(arms, band=False)}",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
@@ -553,16 +551,6 @@ def _drift(arms: Arms) -> list[Plot]:
         )
     )
     return plots
-
-
-def _of_older_policy(arms: Arms) -> str:
-    """Return a remark on the KL of arms with a lag, if there are such arms."""
-    if not any(trial.config.lag for trials in arms.values() for trial in trials):
-        return ""
-    return (
-        " With a lag, an older policy sampled the responses, and the estimate is usually too low. "
-        "So do not compare arms that differ in lag by this KL."
-    )
 
 
 def _clip(arms: Arms) -> bool:

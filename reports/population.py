@@ -72,7 +72,7 @@ def _origin(stretch: Stretch, labels: Mapping[str, str]) -> str:
     """Return the member copied at the start of a stretch, or a dash for the first stretch."""
     if stretch.first == 1:
         return "-"
-    donor = labels.get(stretch.copied_from or "", "another member")
+    donor = labels.get(stretch.copied_from or "", "a member that is not known,")
     return f"{donor} after round {stretch.first - 1}"
 
 

@@ -13,6 +13,7 @@ from reports.own_files import SHORT, are_noted, own_files, replaced
 from reports.records import ExperimentRecord, TrialRecord
 
 Flat = Mapping[str, Any]  # dotted key -> value
+NO_EFFECT = '<p class="note">-: the setting has no effect in this arm.</p>\n'
 
 
 def settings_section(experiment: ExperimentRecord) -> str:
@@ -25,23 +26,30 @@ def settings_section(experiment: ExperimentRecord) -> str:
     keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
     first = every[0]
     shared = {k: first.get(k) for k in keys if all(f.get(k) == first.get(k) for f in every)}
-    different = [
-        (key, *(" | ".join(dict.fromkeys(shown(f.get(key)) for f in fs)) for fs in by_arm.values()))
-        for key in keys
-        if key not in shared
-    ]
+    configs = {arm: [t.config for t in experiment.trials if t.arm == arm] for arm in by_arm}
+
+    def cell(key: str, arm: str) -> str:
+        values = [
+            shown(flat.get(key)) if config.reads(key) else "-"
+            for flat, config in zip(by_arm[arm], configs[arm], strict=True)
+        ]
+        return " | ".join(dict.fromkeys(values))
+
+    different = [(key, *(cell(key, arm) for arm in by_arm)) for key in keys if key not in shared]
     if experiment.own_tuner and different:
         names = [", ".join(t.label for t in experiment.trials if t.arm == arm) for arm in by_arm]
         different.insert(0, ("trial", *names))
     between = "arms" if len(by_arm) > 1 else "trials (their latest values)"
     table = (
-        f"<h3>Settings that differ between {between}</h3>\n"
+        f"<h3>Settings that differ between {between}: values in effect</h3>\n"
         f"{narrow_tables(('key', *by_arm), different, figures=False)}\n"
+        f"{NO_EFFECT if any('-' in cells[1:] for cells in different) else ''}"
         if different
         else "<p>The trials differ only in arm and seed.</p>\n"
     )
     jsons = "\n".join(
-        f"<details><summary>{escaped(arm)}: params.json of {escaped(trials[0].name)}</summary>"
+        f"<details><summary>{escaped(arm)}: params.json of {escaped(trials[0].name)}, "
+        "as given</summary>"
         f"<pre>{escaped(json.dumps(trials[0].params, indent=1))}</pre></details>"
         for arm, trials in experiment.arms.items()
     )

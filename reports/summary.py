@@ -10,6 +10,7 @@ import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from grpo_trainable.command_line import align
 from grpo_trainable.config import resources, schedule
@@ -43,6 +44,11 @@ EXACT_LAG = (
 DEVICE = (
     "A device is a GPU. If a trial has no GPU, a device is a CPU that the trial's actors reserve "
     "(0.95 CPUs per actor by default)."
+)
+# The KL is measured after the last gradient step of a round, on responses sampled before the first.
+OLDER_RESPONSES = (
+    "An older policy sampled the responses, so the estimate is usually too low, most of all with a "
+    "lag, k above 1 or replay. Do not compare arms that differ in these by this KL."
 )
 COVERS = {  # the key is True if the interval of a speed rests on several seeds
     False: "With one seed, an interval covers only the noise between the rounds of these runs and "
@@ -87,6 +93,7 @@ class TrialSummary:
     stopped_by: str | None  # the cause that ended the trial before its last round
     samples: float | None  # responses trained on
     wall_clock_s: float | None
+    ran: tuple[float, float] | None  # when the trial began and ended, in seconds since 1970
     pace: Pace | None
     samples_per_s: float | None  # also None if the trial is too disturbed to compare
     eval_s: float
@@ -133,6 +140,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         stopped_by=trial.stopped_by,
         samples=None if trained is None else trained * trial.config.rollout.group_size,
         wall_clock_s=trial.last("time/wall_clock_s") or None,
+        ran=_span(trial),
         pace=trial.pace,
         samples_per_s=trial.samples_per_s,
         eval_s=sum(trial.column("time/eval_s")),
@@ -168,6 +176,14 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         niceness=max(trial.column("fleet/niceness"), default=0.0),
         still=sum(map(without_signal, trial.rows)) if trial.config.needs_unequal_rewards else 0,
     )
+
+
+def _span(trial: TrialRecord) -> tuple[float, float] | None:
+    first, last = trial.rows[0], trial.rows[-1]
+    try:
+        return first["timestamp"] - first["time_total_s"], last["timestamp"]
+    except KeyError:
+        return None
 
 
 def has_exact_lag(trial: TrialRecord) -> bool:
@@ -273,9 +289,14 @@ class Comparison:
         return [f"{EXACT_LAG} Arms with an exact lag: {', '.join(arms)}."] if arms else []
 
     @property
-    def has_ratio_of_baseline(self) -> bool:
-        """Return True unless all other arms are too disturbed to compare with the baseline."""
-        return bool(self.speed) or not self.not_comparable
+    def one_by_one(self) -> bool:
+        """Return True if there are several trials, and their rows show that none overlapped."""
+        spans = [trial.ran for trials in self.arms.values() for trial in trials]
+        known = sorted(span for span in spans if span is not None)
+        # Tune rounds the time of a row down to a whole second.
+        return 1 < len(known) == len(spans) and all(
+            begun >= ended - 1 for (_, ended), (begun, _) in pairwise(known)
+        )
 
     def totals(self, arm: str, of: Callable[[TrialSummary], float | None]) -> list[float | None]:
         """Return a total of each trial, such as its device-hours.
@@ -305,7 +326,9 @@ class Comparison:
         if self.seeds == 1:
             return "Each speed-up is shown with its 95% interval." if self.speed else ""
         how = " Speed-ups are geometric means over the seeds, with their 95% intervals."
-        return f"Medians over {self.seeds} seeds (minimum to maximum).{how if self.speed else ''}"
+        less = ", speeds and costs without the trials excluded below" if self._disturbed() else ""
+        said = f"Medians over {self.seeds} seeds (minimum to maximum){less}."
+        return f"{said}{how if self.speed else ''}"
 
     def footnote(self) -> str:
         """Return the notes below the table as wrapped text."""
@@ -473,6 +496,7 @@ class Comparison:
             f"Speed-up: samples per second relative to {self.baseline}; use this column if the "
             "devices would otherwise stand idle. At equal cost: samples per device-hour relative "
             f"to {self.baseline}; use this column if the devices could do other work. "
+            f"{'-: no speed-up, because an exact lag saves no time. ' if self.exact_lags else ''}"
         )
 
     def _notes_on_other_work(self) -> list[str]:
@@ -480,11 +504,13 @@ class Comparison:
         notes = [*self.about_exact_lag, *(self._notes_on_niceness() if timed else [])]
         if disturbed := self._disturbed():
             advised = not all(map(self.comparable, timed))
+            alone = "No two trials of this experiment ran at the same time."
+            together = "Other trials that run at the same time count as other processes."
             notes.append(
                 "Trials excluded from speeds, speed-ups, wall-clock time and device-hours because "
                 f"other processes disturbed too many rounds: {'; '.join(disturbed)}. The "
                 "percentage is the share of the machine's CPU time that other processes took. "
-                "Other trials that run at the same time count as other processes. A round is "
+                f"{alone if self.one_by_one else together} A round is "
                 f"disturbed if the share is above {DISTURBED_ABOVE:.0%}. {self._least_rounds()} If "
                 f"fewer than half of an arm's seeds remain, the table shows {MARK} instead of its "
                 f"speed, and {MARK} after its totals over all seeds, which are not comparable."
@@ -569,7 +595,7 @@ class Comparison:
 
     def _ratio(self, arm: str, contrasts: Mapping[str, Contrast]) -> str:
         if arm == self.baseline:
-            return "1.00x" if self.has_ratio_of_baseline else MARK
+            return "1.00x" if self.has_usable_baseline else MARK
         if arm in self.not_comparable:
             return MARK
         if arm not in contrasts:

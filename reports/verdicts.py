@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_trainable.telemetry.machine_load import LEAST_ROUNDS
-from grpo_trainable.text import plural, written
+from grpo_trainable.text import joined, plural, written
 from reports.contrasts import Contrast, paired_prompts, reward_difference
 from reports.intervals import LEVEL, MOST_SEEDS, identical
 from reports.own_files import replaced
@@ -178,7 +178,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         ]
         for side, more in sides
     }
-    parts = [f"clearly {side} for {_joined(arms)}" for side, arms in clear.items() if arms]
+    parts = [f"clearly {side} for {joined(arms)}" for side, arms in clear.items() if arms]
     if parts:
         said.append(f"Compared with {base}, the held-out reward is {', and '.join(parts)}.")
     elif reward.contrasts:
@@ -239,10 +239,6 @@ def _complete_arms(comparison: Comparison) -> list[str]:
 
 def _clear(own: Contrast, *, more: bool) -> bool:
     return bool(own.told_apart) and own.more is more
-
-
-def _joined(arms: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(arms[:-1]), arms[-1])))
 
 
 def _baseline_doubt(comparison: Comparison) -> str | None:

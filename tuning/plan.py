@@ -476,6 +476,7 @@ class Plan:
             "callbacks": list(self.options.callbacks),
             "not_available": self.not_available,
             "task_defaults": self._task_defaults(),
+            "held_out_prompts": self._held_out_prompts(),
             "grpo_trainable": __version__,
         }
 
@@ -487,6 +488,19 @@ class Plan:
         """
         names = {trial.task.name for trial in self.trials if trial.task.is_custom}
         return {name: default_settings(name, os.getcwd()) for name in sorted(names)}
+
+    def _held_out_prompts(self) -> int | None:
+        """Return the smallest number of prompts that a task of the trials holds out.
+
+        A report advises no larger number of prompts. None if a task does not state its number.
+        """
+        from grpo_trainable.tasks.prompts import build_task
+        from grpo_trainable.tasks.task import eval_size
+
+        tasks = {(trial.task, trial.env): trial for trial in self.trials}
+        sizes = [eval_size(build_task(trial)) for trial in tasks.values()]
+        known = [size for size in sizes if size is not None]
+        return min(known) if known and len(known) == len(sizes) else None
 
     def _take_stored_settings(self) -> None:
         """Use the stored settings of a resumed experiment, and refuse options that differ."""

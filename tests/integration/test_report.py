@@ -39,7 +39,7 @@ from reports.page import _arms_run
 from reports.parquet_reader import read_files
 from reports.plots import sections
 from reports.report import write_report
-from reports.summary import compare
+from reports.summary import OLDER_RESPONSES, compare
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, str(ROOT / "launch" / "report.py")]
@@ -393,6 +393,12 @@ def test_a_jump_of_k3_does_not_squeeze_the_lines_of_k1(experiment):
     (axes,) = figure_of(plot).axes
     assert axes.get_ylim()[1] < 10
     assert "so dotted lines can leave the plot" in plot.look
+
+
+def test_every_kl_to_the_reference_is_said_to_be_of_an_older_policy(experiment):
+    write_trial(experiment, config(), [{**row(n), "kl/reference_nats": 2.0} for n in (1, 2)])
+    for name in ("kl_reference", "frontier"):
+        assert OLDER_RESPONSES in plot_of(experiment, name).look
 
 
 def test_wide_tick_labels_push_no_label_out_of_the_plot(experiment):

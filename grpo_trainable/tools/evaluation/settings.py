@@ -138,10 +138,11 @@ def must_name(settings: Mapping[str, Any]) -> dict[str, str]:
         found["task.mix"] = flat["task.mix"]
     if flat.get("env.allow_unsafe"):
         found["env.allow_unsafe"] = True
-    return {key: _assignment(key, value) for key, value in found.items()}
+    return {key: assignment(key, value) for key, value in found.items()}
 
 
-def _assignment(key: str, value: Any) -> str:
+def assignment(key: str, value: Any) -> str:
+    """Return the text that gives a setting this value, for the option `--set`."""
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
@@ -178,7 +179,7 @@ def _refuse_unnamed_code(
         if key not in named:
             raise ConfigError(
                 f"{key}={shown(value)}: code or a judge that a checkpoint names is used only if "
-                f"you name it too: --set {shlex.quote(_assignment(key, value))}"
+                f"you name it too: --set {shlex.quote(assignment(key, value))}"
             )
 
 

@@ -165,7 +165,8 @@ def test_texts_without_three_words_have_no_phrase():
 
 
 def changed(**given: Any) -> Change:
-    return Change(seeds=range(len(given["before"])), **given)
+    names = [str(seed) for seed in range(len(given["before"]))]
+    return Change(**{"kind": "seed", "names": names, **given})
 
 
 # ---- Thresholds ------------------------------------------------------------------------------
@@ -204,8 +205,8 @@ def test_sentences_have_both_ends_the_change_and_the_seeds_that_moved():
     # Seed 0 collapsed, seed 1 grew, seed 2 stayed, and seed 3 has no measurement.
     several = changed(quantity=LENGTH, before=[40, 40, 40, 40], after=[10, 60, 39, None])
     assert list(several.sentences()) == [
-        "responses became shorter, 40.0 -> 10.0 tokens (-75%) in seed 0 only",
-        "responses became longer, 40.0 -> 60.0 tokens (+50%) in seed 1 only",
+        "responses became shorter, 40.0 -> 10.0 tokens (-75%) in seed 0",
+        "responses became longer, 40.0 -> 60.0 tokens (+50%) in seed 1",
     ]
     assert several.moved
     assert list(changed(quantity=DISTINCT, before=[1.0], after=[0.6]).sentences()) == [
@@ -334,7 +335,7 @@ def test_a_change_measured_on_a_sample_must_exceed_its_threshold_by_two_standard
     ends = {"quantity": NLL, "before": [0.9, 0.9], "after": [1.3, 1.3]}
     assert len(changed(**ends, errors=[0.04, 0.04])._beyond(1)) == 2  # 0.4 > 0.3 + 0.08
     several = changed(**ends, errors=[0.04, 0.06])  # 0.3 + 0.12
-    assert list(several.in_short()) == ["reference NLL +0.40 in seed 0 only"]
+    assert list(several.in_short()) == ["reference NLL +0.40 in seed 0"]
     unsure = changed(**ends, errors=[0.06, 0.06])
     assert not unsure.moved
     assert unsure.named
@@ -382,11 +383,24 @@ def test_seeds_are_judged_one_by_one(experiment, few_are_enough):
     for seed, length in enumerate((20, 20, 5)):
         write_ends(experiment, stories(), stories(), seed=seed, tokens=(20, length))
     found = arm(experiment)
-    assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75%) in seed 2 only"]
+    assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75%) in seed 2"]
     # No row contains entropy or NLL.
     line = moved_in({"a": list(found.values()), "b": []})
-    moved = "tokens per response -75% in seed 2 only"
+    moved = "tokens per response -75% in seed 2"
     assert line == f"a ({moved}); not everything was measured in a"
+
+
+def test_trials_with_equal_seeds_are_judged_one_by_one_and_named(experiment, few_are_enough):
+    """A user's own Tuner can run a seed several times."""
+    for length in (5, 20):
+        trial = write_ends(experiment, stories(), stories(), tokens=(20, length))
+        trial.rename(trial.with_name(f"own-{length}"))
+    names = [found.label for found in read_experiment(experiment).trials]
+    change = arm(experiment)["response_tokens"]
+    assert (change.kind, change.names, change.moved) == ("trial", names, True)
+    trials = {"kind": "trial", "names": ["t_0", "t_1", "t_2", "t_3"]}
+    of_four = changed(quantity=LENGTH, before=[20] * 4, after=[5, 20, 5, 5], **trials)
+    assert list(of_four.in_short()) == ["tokens per response -75% in trials t_0, t_2 and t_3"]
 
 
 def test_two_rounds_of_eight_responses_raise_no_alarm_by_chance(experiment):

@@ -25,6 +25,7 @@ from reports.experiment import read_experiment
 from reports.intervals import Estimate, Spread
 from reports.own_files import changed_code
 from reports.pace import pace_of
+from reports.page import _clear_elsewhere
 from reports.parquet_reader import read_files, scores_text
 from reports.plots import BANDS, _held_out_of, _sampled, sections
 from reports.records import ExperimentRecord, TrialRecord
@@ -238,6 +239,35 @@ def test_rows_without_the_metric_are_undisturbed(tmp_path):
     assert (found.disturbed, found.comparable) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("begun", "said"),
+    [
+        (1_795_000_020, "No two trials of this experiment ran at the same time."),
+        (1_795_000_010, "Other trials that run at the same time count as other processes."),
+    ],
+)
+def test_a_note_says_if_no_trials_ran_at_the_same_time(tmp_path, begun, said):
+    rng = np.random.default_rng(0)
+    late = [
+        {**own, "timestamp": begun + n, "time_total_s": n}
+        for n, own in enumerate(rows(rng, 1.6, [0.4] * 12))
+    ]
+    found = compare(write(tmp_path / "e", {BASE: [rows(rng)], OTHER: [late]}).trials)
+    assert said in " ".join(found.footnotes())
+    assert found.rows()[0][5] == "1.00x"  # the baseline was not disturbed
+
+
+def test_the_heading_of_all_pairs_counts_clear_differences_without_the_baseline(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: [rows(rng)] * 3, OTHER: [rows(rng)] * 3, THIRD: [rows(rng, 3.0)] * 3}
+    record = write(tmp_path / "e", runs)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    pairs = every_pair(record, compare(record.trials), files)
+    # THIRD is clearly slower and more expensive than OTHER.
+    assert "(2 clear differences between arms other" in _clear_elsewhere(pairs, BASE)
+    assert _clear_elsewhere(pairs[:2], BASE) == ""  # pairs with the baseline
+
+
 def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     rng = np.random.default_rng(0)
     load = [0.4] * 12
@@ -297,14 +327,15 @@ def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_spe
     ]
 
 
-def test_without_a_comparable_arm_the_baseline_has_no_ratio_either(tmp_path):
+def test_a_baseline_with_a_known_speed_keeps_its_ratio_without_a_comparable_arm(tmp_path):
     rng = np.random.default_rng(0)
     runs = {BASE: [rows(rng)], OTHER: [rows(rng, 1.6, [0.4] * 16)]}
     comparison = compare(write(tmp_path / "loaded", runs).trials)
     cells = {row[0]: row for row in comparison.rows()}
 
     assert cells[BASE][4] != "?"  # its own speed is known
-    assert cells[BASE][5:7] == cells[OTHER][5:7] == ("?", "?")
+    assert cells[BASE][5:7] == ("1.00x", "1.00x")
+    assert cells[OTHER][5:7] == ("?", "?")
 
 
 def test_a_disturbed_pair_of_arms_has_a_mark_in_place_of_its_reasons(tmp_path):
@@ -513,7 +544,7 @@ def test_plots_of_seconds_leave_out_the_trials_that_the_table_leaves_out(tmp_pat
     last = float(np.median([own[-1]["time/wall_clock_s"] for own in seeds[:2]]))
     assert drawn_ends(plots["reward_wall_clock"]) == pytest.approx([last])
     for name in ("reward_wall_clock", "stages", "stages_over_rounds"):
-        assert plots[name].look.startswith(f"Without the disturbed trials of {BASE}. ")
+        assert plots[name].look.startswith(f"Disturbed trials of {BASE} are left out. ")
     # 16 rounds of 64 responses: 2 s for 64 responses are 3.125 s for 100.
     assert "optimize 3.1 s" in plots["stages"].alt
 

@@ -11,10 +11,11 @@ import experiments
 import pytest
 
 from launch import verdict
+from launch.tune import parse_arguments
 from reports.experiment import read_experiment
 from reports.margin_tests import NO_WORSE, UNDECIDED
 from reports.menu import Menu, MenuError, MenuRow, VerdictOptions, menu_of
-from reports.menu_text import menu_or_reason, notes, paragraph, rows, shown
+from reports.menu_text import menu_or_reason, notes, paragraph, rows, shown, table
 from reports.parquet_reader import read_files
 from reports.summary import EXACT_LAG, compare
 
@@ -107,6 +108,7 @@ def test_advice_on_more_seeds_fits_a_users_own_tuner(directory, seeds):
     said = " ".join(notes(menu(directory)))
     assert '"seed": tune.grid_search([…]) with ' in said
     assert "launch/tune.py" not in said
+    assert "--" not in said
 
 
 @pytest.mark.parametrize(
@@ -186,12 +188,54 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert row.verdict == UNDECIDED
     (said,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
     assert "nearly all of the variance between seeds comes from the evaluation" in said
-    assert (
-        "4 times as many prompts as the 2 of the last evaluation reduce the noise at 40% of" in said
-    )
     # How many prompts the task holds out is not known here, so no number is advised.
-    assert "raise eval.final_prompts or, if it already covers all held-out prompts, eval" in said
-    assert "eval.final_prompts=" not in said
+    assert said.endswith(
+        "With 4 times as many prompts (eval.final_prompts), if the task holds out so many, a given "
+        "precision costs 40% of what it costs with more seeds."
+    )
+
+
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [
+        # 1.5 times as many prompts cost 1.1 times as much per seed.
+        (3, "eval.final_prompts=3 in place of 2, a given precision costs 73% of what it"),
+        (100, "With eval.final_prompts=8 in place of 2, a given precision costs 40% of what it"),
+        (2, "The last evaluation already has all 2 held-out prompts: raise eval.samples"),
+        ("2", "if the task holds out so many"),
+    ],
+)
+def test_advice_on_prompts_knows_how_many_the_task_holds_out(tmp_path, held_out, said):
+    directory = experiments.write_experiment(tmp_path / "e", held_out_prompts=held_out)
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
+    write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
+    (note,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
+    assert said in note
+
+
+def test_the_command_of_a_new_experiment_is_complete(tmp_path):
+    directory = experiments.write_experiment(
+        tmp_path / "e",
+        samples=64,
+        fixed={"optim.lr": 2e-4, "arm": "a,b", "task.reward": "my file.py:f"},
+        trackers=["wandb"],
+    )
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
+    write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)])
+    write_arm(directory, THIRD, 2.0, [(0.7, 0.7), (0.71, 0.7), (0.72, 0.7)])  # decided
+    (note,) = (text for text in notes(menu(directory)) if "To run the new experiment:" in text)
+    prose, _, line = note.partition("\n")
+    assert "--max-seeds" in prose
+    given = parse_arguments(shlex.split(line[line.index("--space") :]))
+    assert (given.space, given.samples, given.margin) == ("async_vs_sync", 64, 0.1)
+    assert given.assignments == [
+        *("optim.lr=0.0002", f"arm={BASE},{OTHER}", "task.reward=my file.py:f"),
+    ]
+    assert (given.seed, given.name, given.trackers) == (3, "e_new", ["wandb"])
+    row = by_arm(menu(directory))[OTHER].judgement
+    assert row is not None
+    assert given.num_samples == row.seeds_needed
+    assert line in table(menu(directory)).splitlines()  # in one piece, to copy
 
 
 def test_noise_that_is_the_same_for_all_prompts_needs_more_seeds(directory):
@@ -227,13 +271,13 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
         arm: [t for t in notes(found) if t.startswith(f"Noise of {arm}:")] for arm in by_arm(found)
     }
     assert noise[OTHER] == []
-    assert "reduce the noise at 40% of the cost of more seeds" in noise["async_k4"][0]
+    assert "a given precision costs 40% of what it costs with more seeds" in noise["async_k4"][0]
 
 
 @pytest.mark.parametrize(
     ("eval_s", "said"),
     [
-        (0.0, "reduce the noise at 25% of the cost of more seeds"),
+        (0.0, "a given precision costs 25% of what it costs with more seeds"),
         (100.0, "More prompts and more seeds reduce the noise at about the same cost."),
     ],
 )

@@ -58,6 +58,8 @@ def write_population(directory: Path, **description: Any) -> ExperimentRecord:
 def test_a_population_is_one_arm_with_its_members_and_without_intervals(tmp_path):
     comparison = compare(write_population(tmp_path / "pbt").trials)
     assert list(comparison.arms) == ["sync (population of 3)"]
+    (found, *_) = comparison.changes["sync (population of 3)"]
+    assert (found.kind, found.names) == ("member", ["sync/0", "sync/1", "sync/2"])
     (members,) = comparison.arms.values()
     assert [member.seed for member in members] == [0, 1, 2]
     assert not comparison.has_ratios
@@ -102,7 +104,7 @@ def test_a_population_of_a_users_own_tuner_shows_in_its_rows(tmp_path):
     write_member(directory, 1, rows(settings(1, 2e-4), range(1, 7), 0.4))
     comparison = compare(read_experiment(directory).trials)
     assert list(comparison.arms) == ["sync (population of 2)"]
-    assert comparison.lineage[1][4] == "another member after round 4"
+    assert comparison.lineage[1][4] == "a member that is not known, after round 4"
 
 
 def test_members_with_the_same_seed_are_counted_and_named_by_tune(tmp_path):

@@ -116,9 +116,16 @@ def test_without_an_evaluation_before_the_last_there_is_no_column_for_it(tmp_pat
     assert found.arms["lag1"]["early_reward"] == [0.5]  # report.json keeps the figure
 
 
-def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path):
+@pytest.mark.parametrize(
+    ("errors", "start", "end"),
+    [
+        ((0.4, 0.8), "Trials measure some", "KL from sampler 0.25 to 0.5."),
+        ((0.0, 0.8), "Only lag1 measured some", "KL from sampler 0.5."),
+    ],
+)
+def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path, errors, start, end):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
-    for arm, error in (("lag0", 0.4), ("lag1", 0.8)):
+    for arm, error in zip(("lag0", "lag1"), errors, strict=True):
         rows = [
             experiments.row(n, kl__behaviour_nats=-1.0, kl__behaviour_nats_se=error)
             for n in range(1, 5)
@@ -128,7 +135,8 @@ def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path):
     found = answered(directory)
     assert found is not None
     # The standard error of a median is sqrt(pi / 2) times that of a mean, 0.4 / sqrt(4).
-    assert found.measured[-1].endswith("over these trials: KL from sampler 0.25 to 0.5.")
+    assert found.measured[-1].startswith(start)
+    assert found.measured[-1].endswith(f"over these trials: {end}")
     assert "KL from sampler: in nats per response." in found.measured
 
 

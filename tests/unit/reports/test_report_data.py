@@ -21,9 +21,10 @@ from reports.experiment import read_experiment
 from reports.markup import moment
 from reports.menu_text import menu_or_reason
 from reports.pace import pace_of
+from reports.page import _arms_run
 from reports.parquet_reader import read_files
 from reports.report_data import report_data
-from reports.settings import settings_section
+from reports.settings import NO_EFFECT, settings_section
 from reports.summary import HEADER, compare, table
 from reports.verdicts import quantities, short_answer, verdicts
 from search_spaces import SPACES, Column, columns
@@ -217,6 +218,28 @@ def changed_settings(directory: Path, **described: Any) -> str:
     experiments.write_trial(directory, config, [experiments.row(1)])
     section = settings_section(read_experiment(directory))
     return section.partition("<p>")[2].partition("</p>")[0]
+
+
+def test_arms_that_differ_only_in_lag_are_named_and_a_setting_without_effect_has_no_value(tmp_path):
+    def page_parts(*arms: str) -> tuple[str, str]:
+        directory = experiments.write_experiment(
+            tmp_path / "-".join(arms), space="objectives_by_lag"
+        )
+        for arm in arms:
+            (trial,) = SPACES["objectives_by_lag"].trials({"arm": arm, "rounds": 4}, [0])
+            experiments.write_trial(directory, trial.to_dict(), [experiments.row(1)])
+        record = read_experiment(directory)
+        return _arms_run(record), settings_section(record)
+
+    run, settings = page_parts("grpo_lag0", "grpo_lag4", "rloo_lag4")
+    assert "search space. Arms that differ only in lag: grpo_lag0 and grpo_lag4.<" in run
+    cells = settings.partition(">loss.clip_high<")[2].partition("</tr>")[0]
+    assert re.findall(r">([^<>]+)</td>", cells) == ["0.2", "0.2", "-"]
+    assert NO_EFFECT in settings
+    run, settings = page_parts("grpo_lag0", "grpo_lag4")  # all arms
+    assert "only in lag" not in run
+    assert NO_EFFECT not in settings
+    assert "only in lag" not in page_parts("grpo_lag0", "rloo_lag4")[0]
 
 
 def test_a_setting_of_a_users_task_is_compared_with_the_default_that_it_declares(tmp_path):

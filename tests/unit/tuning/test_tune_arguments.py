@@ -614,6 +614,7 @@ def test_the_users_files_and_the_defaults_of_their_task_are_stored(tmp_path, mon
     words = str(tmp_path / "words.txt")
     task = f"{tmp_path}/sums.py:Sums"
     assert stored["task_defaults"] == {task: {"task.largest": 9, "task.words": words}}
+    assert stored["held_out_prompts"] is None  # the task states no number
     assert stored["own_files"] == {"task.name": f"{tmp_path}/sums.py", "task.words": words}
     assert stored["own_files"].keys() < stored["inputs"].keys()
 
@@ -627,6 +628,7 @@ def test_the_question_of_a_space_in_a_file_is_stored_with_the_experiment(of_a_fi
     assert stored["inputs"]["space"] == hashlib.sha256(SPACE_FILE.encode()).hexdigest()
     assert stored["own_files"] == {"space": str(of_a_file)}
     assert stored["task_defaults"] == {}
+    assert stored["held_out_prompts"] == 224  # of the shipped words
 
 
 def test_one_trial_is_counted_in_the_singular(command):
