@@ -14,7 +14,7 @@ from reports.records import TrialRecord
 # The name that Tune gives a trial's directory: TRAINABLE_ID_NUMBER_SETTINGS_DATE. The number is
 # unique within one run of `fit()`, and a restarted trial keeps it.
 DIRECTORY = re.compile(
-    r"(?P<trainable>.+)_(?:[0-9a-f]{5}_\d{5,}|[0-9a-f]{8})_(?P<tag>\d+(?:_.*)?)"
+    r"(?P<trainable>.+)_(?P<id>[0-9a-f]{5}_\d{5,}|[0-9a-f]{8})_(?P<tag>\d+(?:_.*)?)"
     r"_(?P<date>\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)"
 )
 
@@ -55,27 +55,32 @@ def _relative_paths(config: GRPOConfig) -> Iterator[tuple[str, object]]:
 
 
 def without_restarted(trials: Sequence[TrialRecord], problems: list[str]) -> list[TrialRecord]:
-    """Leave out each failed trial that was started again as a new trial.
+    """Leave out each trial that was started again in a new directory.
 
-    `tune.Tuner.restore(…, restart_errored=True)` gives each restarted trial a new directory.
+    `tune.Tuner.restore(…, restart_errored=True)` gives each failed trial a new directory and a new
+    id. After a kill, `restore` begins a trial that Tune's last snapshot lacks again, with the same
+    id.
 
     Args:
         trials: The trials of all runs.
         problems: Receives a line for each trial that is left out.
     """
-    newest: dict[tuple[str, str, str], TrialRecord] = {}
-    restarted = {}  # name of a trial -> the trial with the same number and settings after it
+    newest: dict[tuple[str, str], TrialRecord] = {}
+    restarted = {}  # name of a trial -> name of the trial that replaces it
     for parts, trial in sorted(_named_by_tune(trials), key=lambda found: found[0]["date"]):
-        key = (parts["trainable"], parts["tag"], json.dumps(trial.params, sort_keys=True))
-        if key in newest:
-            restarted[newest[key].name] = trial
-        newest[key] = trial
+        number = f"{parts['trainable']} {parts['tag']}"
+        by_settings = number, json.dumps(trial.params, sort_keys=True)
+        by_id = number, parts["id"]  # after a kill, params.json may be missing
+        for older in (newest.get(by_id), newest.get(by_settings)):
+            if older is not None and (older.failed or older is newest.get(by_id)):
+                restarted[older.name] = trial.name
+        newest[by_settings] = newest[by_id] = trial
     counted = []
     for trial in trials:
-        if trial.failed and trial.name in restarted:
+        if trial.name in restarted:
             problems.append(
                 f"{trial.name} {trial.status}. It was started again as "
-                f"{restarted[trial.name].name}, and only the new trial counts"
+                f"{restarted[trial.name]}, and only the new trial counts"
             )
         else:
             counted.append(trial)

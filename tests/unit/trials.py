@@ -58,6 +58,9 @@ class FakeTrial:
     def is_finished(self) -> bool:
         return self.status in ("TERMINATED", "ERROR")
 
+    def update_last_result(self, result: dict[str, Any]) -> None:
+        self.last_result = result
+
     def on_checkpoint(self, checkpoint_result: Any) -> None:
         self.run_metadata.checkpoint_manager.register_checkpoint(checkpoint_result)
 

@@ -190,6 +190,18 @@ def test_last_round_that_was_refused_is_written_when_the_trial_ends(tmp_path):
     assert [row["training_iteration"] for row in rows] == [1, 2]
 
 
+@pytest.mark.parametrize(("ended", "known"), [(True, 3), (False, 2)])
+def test_tune_gets_the_last_row_of_an_ended_trial_that_its_snapshot_lacks(tmp_path, ended, known):
+    """Such a trial reports no further row, and Tune would end the experiment with an error."""
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    start([callback], trial)
+    for round_ in (1, 2, 3):
+        report([callback], trial, row(round_, done=ended and round_ == 3))
+    trial.last_result = row(2)  # as in Tune's last snapshot, before a kill
+    start([ResultJsonCallback()], trial)
+    assert trial.last_result["training_iteration"] == known
+
+
 def test_rows_contain_the_settings_that_the_trial_uses(tmp_path):
     trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
     settings = GRPOConfig.from_dict({"arm": "sync", "optim": {"lr": 5e-6}}).to_dict()

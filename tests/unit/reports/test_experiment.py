@@ -457,6 +457,22 @@ def test_of_a_failed_trial_that_was_restarted_only_the_new_trial_counts(tmp_path
     ]
 
 
+def test_a_trial_that_tune_begins_again_after_a_kill_counts_once(tmp_path):
+    killed = "GRPO_34ba9_00001_1_seed=1_2026-11-28_13-40-07"
+    again = "GRPO_34ba9_00001_1_seed=1_2026-11-28_13-40-46"
+    rows = [{**row(round_), "config": config("sync", 1)} for round_ in (1, 2)]
+    of_tune(tmp_path, killed, config("sync", 1), rows)
+    (tmp_path / killed / "params.json").unlink()  # Tune copies it with a delay
+    of_tune(tmp_path, again, config("sync", 1), [row(1)])
+    record = read_experiment(tmp_path)
+
+    assert [trial.name for trial in record.trials] == [again]
+    assert record.problems == [
+        f"{killed} still running or interrupted: round 2 of 96. It was started again as {again}, "
+        "and only the new trial counts",
+    ]
+
+
 def test_a_trial_without_an_arm_has_the_name_that_tune_gave_it(tmp_path):
     params = config("sync")
     trial = write_trial(tmp_path, params, [{**row(1), "trial_id": "1bd944e1"}])
