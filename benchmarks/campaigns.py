@@ -178,7 +178,7 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
 
 
 def main() -> None:
-    parser = parser_of(__doc__, seed="only recorded; every slice uses the seeds 0, 1 and 2")
+    parser = parser_of(__doc__, seed="only recorded; each slice states its own seeds")
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN", help="campaigns to continue (all)")
     parser.add_argument("--slices", type=number(int, 1), help="number of slices to run (all)")
     parser.add_argument(
