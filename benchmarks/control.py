@@ -21,9 +21,10 @@ from reports.records import TrialRecord
 
 EPISODES = 32  # held-out episodes in an evaluation
 EVALUATIONS = 8  # evaluations in training
-# Settings of RLlib's tuned examples: cartpole_ppo.py and pendulum_ppo.py in rllib/tuned_examples/ppo,
-# commit 06ec0d18 of ray-project/ray. There is no example for the arm, so it has the settings of the
-# pendulum, this package's gamma, and convolutions that fit images of 32 x 32 pixels.
+# Settings of RLlib's tuned examples cartpole_ppo.py and pendulum_ppo.py, from the directory
+# rllib/tuned_examples/ppo in commit 06ec0d18 of ray-project/ray. There is no example for the arm.
+# It has the settings of the pendulum, this package's gamma, and convolutions that fit images of
+# 32 x 32 pixels.
 TRAINING: dict[str, dict[str, Any]] = {
     "cartpole": {
         **{"gamma": 0.99, "lr": 3e-4, "num_epochs": 6},
@@ -40,7 +41,7 @@ MODELS = {
     ),
     "pendulum": DefaultModelConfig(fcnet_activation="relu"),
     "arm": DefaultModelConfig(
-        conv_filters=[[16, 8, 4], [32, 4, 2], [32, 3, 1]],
+        conv_filters=[(16, 8, 4), (32, 4, 2), (32, 3, 1)],
         conv_activation="relu",
         fcnet_activation="relu",
     ),
