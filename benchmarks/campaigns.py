@@ -117,10 +117,10 @@ CRITICS = {
 }
 # Environment -> options of launch/tune.py for the campaign `control`.
 CONTROL = {
-    "cartpole": "--samples 2048",
-    "pendulum": "--samples 2048 --set model.env=Pendulum-v1 --set rollout.max_new_tokens=200 "
-    "--set loss.gamma=0.95",
-    "arm": "--samples 8192 --set model.env=grpo_trainable.control.arm:Arm "
+    "cartpole": "--samples 2048 --set eval.every=4",
+    "pendulum": "--samples 2048 --set eval.every=4 --set model.env=Pendulum-v1 "
+    "--set rollout.max_new_tokens=200 --set loss.gamma=0.95",
+    "arm": "--samples 8192 --set eval.every=16 --set model.env=grpo_trainable.control.arm:Arm "
     "--set rollout.max_new_tokens=25 --set loss.gamma=0.95",
 }
 # Game -> all its held-out prompts, and the episodes of each, for the campaign `games`.
@@ -158,7 +158,7 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
             "control",
             ("grpo", "ppo"),
             f"{options} --seed {seed} --max-concurrent 2 --set task.name=control "
-            "--set eval.every=16 --set eval.prompts=32",
+            "--set eval.prompts=32",
             environment,
         )
         for seed in range(3)
