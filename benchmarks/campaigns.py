@@ -102,8 +102,10 @@ class BesideRLlib(Slice):
 
 
 SEEDS = f"--num-samples 3 --margin {MARGIN}"
+# Two trials at the same time. The actors of each reserve 0.1 + 0.9 of two cores.
+TOGETHER = "--max-concurrent 2 --set resources.worker_cpus=0.9"
 EVALUATIONS = (
-    "--max-concurrent 2 --set eval.every=64 --set eval.prompts=32 --set eval.samples=8 "
+    f"{TOGETHER} --set eval.every=64 --set eval.prompts=32 --set eval.samples=8 "
     "--set eval.final_prompts=224"
 )
 STORIES = f"{EVALUATIONS} --set optim.lr={off_policy.LR}"
@@ -157,8 +159,7 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
             f"{environment}_seed{seed}",
             "control",
             ("grpo", "ppo"),
-            f"{options} --seed {seed} --max-concurrent 2 --set task.name=control "
-            "--set eval.prompts=32",
+            f"{options} --seed {seed} {TOGETHER} --set task.name=control --set eval.prompts=32",
             environment,
         )
         for seed in range(3)
@@ -169,7 +170,7 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
             game,
             "gradient_steps",
             ("k1", "minibatches_k4"),
-            f"--samples 16384 {SEEDS} --max-concurrent 2 --set task.name={game} "
+            f"--samples 16384 {SEEDS} {TOGETHER} --set task.name={game} "
             f"--set eval.every=32 {held_out}",
         )
         for game, held_out in GAMES.items()
