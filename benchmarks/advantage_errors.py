@@ -1,22 +1,33 @@
 """Compare estimates of the advantage with its true value, on policies that PPO has trained.
 
-The advantage of a segment of a response is V(state after the segment) − V(state before it), where V
-is the expected reward. Many completions of each state (`TRUTH`) give the true V. The segments are
-the parts into which `vine.chunk_tokens` divides a response. The estimates are:
+The segments are the parts into which `vine.chunk_tokens` divides a response. The advantage A of a
+segment is V(state after the segment) − V(state before it), where V is the expected reward. Many
+completions of each state (`TRUTH`) give the true V. The estimates are:
 
+  zero             0, whose squared error is the mean of A²
   return           the reward of the response
   group            the reward minus the mean reward of the group, as in GRPO
-  gae              generalised advantage estimation with the critic of the trial
+  gae              the reward minus the critic's V(before): generalised advantage estimation, λ = 1
   critic           the critic's V(after) − V(before)
-  vine_k4, vine_k9 V from 4 or 9 completions of each state (VinePPO)
+  vine_k4, vine_k9 V(after) − V(before), with V from 4 or 9 completions of each state (VinePPO)
 
-An estimate from more samples has a smaller error. To compare at equal samples, the mean squared
-error is multiplied by the number of tokens that one response costs, relative to a response without
-completions: averaging over n times as many responses divides a variance by n.
+VinePPO gives all tokens of a segment the same advantage, and PPO gives each token its own. So the
+estimates are compared at the first token of each segment, and each segment counts once.
+
+Given a segment, everything sampled after it or beside it is random: the rest of the response, the
+other responses of the group, and the completions. The mean squared error of an estimate is the sum
+of its variance and its squared bias in this sense. A bias that depends only on the state before the
+segment, as that of `return` and `gae`, acts as a baseline: it makes the policy gradient noisier,
+but not wrong on average. An error of the critic's V(after) makes it wrong.
+
+The true values and the critic's values determine variance and bias, so no estimate is sampled. The
+squared biases contain the noise of the true values. Its variance is subtracted.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +36,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_trainable.algo import at_the_end, gae
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.generator.generator import Generator
 from grpo_trainable.learner.learner import Learner
@@ -41,8 +51,7 @@ from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 
 TRUTH = 128  # number of completions per state that give the true value
-PROMPTS = 32
-FIRST_PROMPT = 1_000_000  # index of the first prompt, which no trial has trained on
+PROMPTS = 32  # held-out prompts, the same for all seeds
 KS = (4, 9)  # completions per state of VinePPO; 9 is the number in the paper
 
 
@@ -50,75 +59,92 @@ KS = (4, 9)  # completions per state of VinePPO; 9 is the number in the paper
 class Segments:
     """The segments of all responses, one number each, (N,)."""
 
-    tokens: Tensor  # number of tokens
+    prompt: Tensor  # true value of the prompt
     before: Tensor  # true value of the state before the segment
     after: Tensor  # true value of the state after it; the reward after the last segment
+    is_first: Tensor  # bool; the state before the segment is the prompt
     is_last: Tensor  # bool
-    reward: Tensor  # reward of the response
-    group_mean: Tensor  # mean reward of the group
     critic_before: Tensor  # the critic's value of the state before the segment
     critic_after: Tensor  # the same after the segment; the reward after the last segment
-    gae: Tensor  # advantage of the segment's first token
 
 
-def segments(
-    groups: Sequence[RolloutGroup], values: Sequence[Tensor], *, gamma: float, lam: float
-) -> Segments:
+def segments(groups: Sequence[RolloutGroup], values: Sequence[Tensor]) -> Segments:
     """Divide the responses of groups with true state values into segments.
 
     Args:
         groups: The groups, with the true values of their states.
         values: The critic's values, (G, R) for each group.
-        gamma: The discount.
-        lam: λ of generalised advantage estimation.
     """
     rows: list[list[float]] = []
     for group, said in zip(groups, values, strict=True):
         mask, truth = group.response_mask, group.state_values
         assert truth is not None, "the generator did not estimate the values of states"
-        advantages = gae(at_the_end(group.rewards, mask), said, mask, gamma=gamma, lam=lam)
-        mean = float(group.rewards.mean())
         for g in range(len(mask)):
-            own, reward = truth[g][mask[g]], float(group.rewards[g])
-            critic, advantage = said[g][mask[g]], advantages[g][mask[g]]
+            own, critic = truth[g][mask[g]], said[g][mask[g]]
+            reward = float(group.rewards[g])
             starts = (~own.isnan()).nonzero().flatten().tolist()
             for start, end in zip(starts, [*starts[1:], len(own)], strict=True):
                 is_last = end == len(own)
-                after = reward if is_last else float(own[end])
-                critic_after = reward if is_last else float(critic[end])
+                after = [reward] * 2 if is_last else [float(own[end]), float(critic[end])]
                 rows.append(
                     [
-                        *(end - start, float(own[start]), after, is_last, reward, mean),
-                        *(float(critic[start]), critic_after, float(advantage[start])),
+                        *(float(own[0]), float(own[start]), after[0]),
+                        *(start == 0, is_last, float(critic[start]), after[1]),
                     ]
                 )
     columns = torch.tensor(rows, dtype=torch.float64).T
-    return Segments(*columns[:3], columns[3].bool(), *columns[4:])
+    return Segments(*columns[:3], *columns[3:5].bool(), *columns[5:])
 
 
-def squared_errors(own: Segments, *, truth: int) -> dict[str, float]:
-    """Return the mean squared error of each estimate, over the tokens.
+def errors(own: Segments, *, truth: int, group_size: int) -> dict[str, dict[str, float]]:
+    """Return the variance, the squared bias and their sum for each estimate.
 
-    The rewards are 0 or 1, so a state of value p has rewards with variance p (1 − p).
+    The rewards are 0 or 1, so the reward of a completion of a state with value p has the variance
+    p (1 − p). Without a discount, V(after) is the mean of the rewards that follow the segment.
 
     Args:
         own: The segments.
         truth: The number of completions from which the true values were computed.
+        group_size: The number of responses in a group.
     """
-    advantage = own.after - own.before
-
-    def mean(squares: Tensor) -> float:
-        return float((squares * own.tokens).sum() / own.tokens.sum())
-
     unbiased = truth / (truth - 1)
-    variance_before = own.before * (1 - own.before) * unbiased
-    variance_after = (own.after * (1 - own.after) * unbiased).where(~own.is_last, 0.0)
+    of_prompt = own.prompt * (1 - own.prompt) * unbiased
+    of_before = own.before * (1 - own.before) * unbiased
+    of_after = (own.after * (1 - own.after) * unbiased).where(~own.is_last, 0.0)
+
+    def squared(bias: Tensor, *, before: float, after: float = 0.0, prompt: float = 0.0) -> Tensor:
+        """Return bias², less the noise of the true values that the bias contains.
+
+        The other arguments are the factors of the true values in the bias.
+        """
+        at_first = torch.where(own.is_first, (before + prompt) ** 2, before**2)
+        at_prompt = of_prompt.where(~own.is_first, 0.0)  # else it is the state before the segment
+        noise = at_first * of_before + prompt**2 * at_prompt + after**2 * of_after
+        return bias**2 - noise / truth
+
+    others = (group_size - 1) / group_size  # share of the other responses in the mean of the group
+    of_group = own.before - own.after / group_size - others * own.prompt
+    error_after = own.critic_after - own.after
+    error_before = own.critic_before - own.before
+    zero = torch.zeros_like(own.before)
+    found = {
+        "zero": (zero, squared(own.before - own.after, before=1, after=-1)),
+        "return": (of_after, squared(own.before, before=1)),
+        "group": (
+            others**2 * of_after + others / group_size * of_prompt,
+            squared(of_group, before=1, after=-1 / group_size, prompt=-others),
+        ),
+        "gae": (of_after, squared(error_before, before=1)),
+        "critic": (zero, squared(error_after - error_before, before=1, after=-1)),
+        **{f"vine_k{k}": ((of_before + of_after) / k, zero) for k in KS},
+    }
     return {
-        "return": mean((own.reward - advantage) ** 2),
-        "group": mean((own.reward - own.group_mean - advantage) ** 2),
-        "gae": mean((own.gae - advantage) ** 2),
-        "critic": mean((own.critic_after - own.critic_before - advantage) ** 2),
-        **{f"vine_k{k}": mean((variance_before + variance_after) / k) for k in KS},
+        name: {
+            "variance": float(variance.mean()),
+            "squared_bias": float(bias.mean()),
+            "squared_error": float((variance + bias).mean()),
+        }
+        for name, (variance, bias) in found.items()
     }
 
 
@@ -144,34 +170,58 @@ def tokens_per_response(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def of_checkpoint(config: GRPOConfig, directory: Path) -> dict[str, Any]:
-    """Measure the estimates on new responses of the policy in a checkpoint."""
+    """Measure the estimates on responses of the policy in a checkpoint to held-out prompts."""
+    assert config.loss.gamma == config.loss.gae_lambda == 1, "`gae` is the reward minus a value"
     transport = InProcess()
     learner = Learner(config, transport)
     digests = verified_digests(directory)
     state, _ = read_state(directory, digests)
     learner.read_state(str(directory), digests, state["learner"])
+    with tempfile.TemporaryDirectory() as folder:
+        groups = sampled(held_out(config, Path(folder)), learner.publish().handle, transport)
+    found = segments(groups, learner._batches.values(groups))
+    return {
+        "round": state["learner"]["round"],
+        "reward": float(torch.cat([group.rewards for group in groups]).mean()),
+        "segments": len(found.before),
+        "errors": errors(found, truth=TRUTH, group_size=config.rollout.group_size),
+        "tokens_per_response": tokens_per_response(groups),
+    }
+
+
+def held_out(config: GRPOConfig, directory: Path) -> GRPOConfig:
+    """Return a config that samples groups and completions for the held-out prompts of a trial.
+
+    A generator samples completions only for training prompts. So the held-out prompts are written
+    to a file in `directory`, from which this config trains.
+    """
+    file = directory / "prompts.jsonl"
+    examples = build_task(config).eval_examples(PROMPTS)
+    rows = [{"prompt": one.prompt, "keywords": one.ground_truth} for one in examples]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    files = {"task.train_file": str(file), "task.eval_file": str(file)}
     vine = {"loss.advantage": "vine", "vine.samples": TRUTH, "critic.lr": None}
-    generator = Generator(changed(config, vine), transport)
+    few = {"eval.prompts": PROMPTS, "eval.final_prompts": None}
+    return changed(config, {**files, **vine, **few})
+
+
+def sampled(config: GRPOConfig, handle: Any, transport: InProcess) -> list[RolloutGroup]:
+    """Return one group for each held-out prompt, with the values of its states.
+
+    Args:
+        config: The config that `held_out` returns.
+        handle: The published weights.
+        transport: Where they were published.
+    """
+    generator = Generator(config, transport)
     try:
-        generator.load(learner.publish().handle)
+        generator.load(handle)
         prompts = Prompts(config, build_task(config), policy_tokenizer(config.model))
-        places = range(FIRST_PROMPT, FIRST_PROMPT + PROMPTS)
-        scored = generator.generate([prompts.request("train", place) for place in places])
+        scored = generator.generate([prompts.request("train", i) for i in range(PROMPTS)])
     finally:
         generator.close()
     assert isinstance(scored, Scored), "the reward of this task is computed at once"
-    values = learner._batches.values(scored.groups)
-    found = segments(scored.groups, values, gamma=config.loss.gamma, lam=config.loss.gae_lambda)
-    errors, tokens = squared_errors(found, truth=TRUTH), tokens_per_response(scored.groups)
-    plain = tokens["group"]
-    return {
-        "round": state["learner"]["round"],
-        "reward": float(found.group_mean.mean()),
-        "segments": len(found.tokens),
-        "squared_error": errors,
-        "tokens_per_response": tokens,
-        "at_equal_samples": {name: errors[name] * tokens[name] / plain for name in errors},
-    }
+    return scored.groups
 
 
 def changed(config: GRPOConfig, changes: Mapping[str, Any]) -> GRPOConfig:

@@ -102,8 +102,10 @@ class BesideRLlib(Slice):
 
 
 SEEDS = f"--num-samples 3 --margin {MARGIN}"
+# Two trials at the same time. The actors of each reserve 0.1 + 0.9 of two cores.
+TOGETHER = "--max-concurrent 2 --set resources.worker_cpus=0.9"
 EVALUATIONS = (
-    "--max-concurrent 2 --set eval.every=64 --set eval.prompts=32 --set eval.samples=8 "
+    f"{TOGETHER} --set eval.every=64 --set eval.prompts=32 --set eval.samples=8 "
     "--set eval.final_prompts=224"
 )
 STORIES = f"{EVALUATIONS} --set optim.lr={off_policy.LR}"
@@ -117,10 +119,10 @@ CRITICS = {
 }
 # Environment -> options of launch/tune.py for the campaign `control`.
 CONTROL = {
-    "cartpole": "--samples 2048",
-    "pendulum": "--samples 2048 --set model.env=Pendulum-v1 --set rollout.max_new_tokens=200 "
-    "--set loss.gamma=0.95",
-    "arm": "--samples 8192 --set model.env=grpo_trainable.control.arm:Arm "
+    "cartpole": "--samples 2048 --set eval.every=4",
+    "pendulum": "--samples 2048 --set eval.every=4 --set model.env=Pendulum-v1 "
+    "--set rollout.max_new_tokens=200 --set loss.gamma=0.95",
+    "arm": "--samples 8192 --set eval.every=16 --set model.env=grpo_trainable.control.arm:Arm "
     "--set rollout.max_new_tokens=25 --set loss.gamma=0.95",
 }
 # Game -> all its held-out prompts, and the episodes of each, for the campaign `games`.
@@ -157,8 +159,7 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
             f"{environment}_seed{seed}",
             "control",
             ("grpo", "ppo"),
-            f"{options} --seed {seed} --max-concurrent 2 --set task.name=control "
-            "--set eval.every=16 --set eval.prompts=32",
+            f"{options} --seed {seed} {TOGETHER} --set task.name=control --set eval.prompts=32",
             environment,
         )
         for seed in range(3)
@@ -169,7 +170,7 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
             game,
             "gradient_steps",
             ("k1", "minibatches_k4"),
-            f"--samples 16384 {SEEDS} --max-concurrent 2 --set task.name={game} "
+            f"--samples 16384 {SEEDS} {TOGETHER} --set task.name={game} "
             f"--set eval.every=32 {held_out}",
         )
         for game, held_out in GAMES.items()
@@ -178,7 +179,7 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
 
 
 def main() -> None:
-    parser = parser_of(__doc__, seed="only recorded; every slice uses the seeds 0, 1 and 2")
+    parser = parser_of(__doc__, seed="only recorded; each slice states its own seeds")
     parser.add_argument("names", nargs="*", metavar="CAMPAIGN", help="campaigns to continue (all)")
     parser.add_argument("--slices", type=number(int, 1), help="number of slices to run (all)")
     parser.add_argument(

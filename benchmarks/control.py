@@ -12,7 +12,8 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import TransformObservation
 from ray import tune
-from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from grpo_trainable.control.arm import Arm
@@ -20,20 +21,29 @@ from reports.records import TrialRecord
 
 EPISODES = 32  # held-out episodes in an evaluation
 EVALUATIONS = 8  # evaluations in training
-# Settings of RLlib's tuned examples (rllib/tuned_examples/ppo), and for the arm, which has no
-# example, those of the pendulum with convolutions that fit images of 32 x 32 pixels.
+# Settings of RLlib's tuned examples cartpole_ppo.py and pendulum_ppo.py, from the directory
+# rllib/tuned_examples/ppo in commit 06ec0d18 of ray-project/ray. There is no example for the arm.
+# It has the settings of the pendulum, this package's gamma, and convolutions that fit images of
+# 32 x 32 pixels.
 TRAINING: dict[str, dict[str, Any]] = {
-    "cartpole": {"gamma": 0.99, "lr": 3e-4, "num_epochs": 6, "vf_loss_coeff": 0.01},
-    "pendulum": {"gamma": 0.95, "lr": 3e-4, "num_epochs": 6, "lambda_": 0.1, "vf_clip_param": 10.0},
-    "arm": {"gamma": 0.95, "lr": 3e-4, "num_epochs": 6, "lambda_": 0.9, "vf_clip_param": 100.0},
+    "cartpole": {
+        **{"gamma": 0.99, "lr": 3e-4, "num_epochs": 6},
+        **{"vf_loss_coeff": 0.01, "use_kl_loss": True},
+    },
+    "pendulum": {"lr": 3e-4, "lambda_": 0.1, "vf_clip_param": 10.0, "num_epochs": 6},
+    "arm": {"lr": 3e-4, "lambda_": 0.1, "vf_clip_param": 10.0, "num_epochs": 6, "gamma": 0.95},
 }
+# The examples sample in two processes. Here one process has the environments of both.
+ENVIRONMENTS = {"cartpole": 2, "pendulum": 20, "arm": 20}
 MODELS = {
     "cartpole": DefaultModelConfig(
         fcnet_hiddens=[32], fcnet_activation="linear", vf_share_layers=True
     ),
     "pendulum": DefaultModelConfig(fcnet_activation="relu"),
     "arm": DefaultModelConfig(
-        conv_filters=[[16, 8, 4], [32, 4, 2], [32, 3, 1]], conv_activation="relu"
+        conv_filters=[(16, 8, 4), (32, 4, 2), (32, 3, 1)],
+        conv_activation="relu",
+        fcnet_activation="relu",
     ),
 }
 
@@ -64,8 +74,8 @@ def of_rllib(name: str, seed: int, steps: float) -> list[tuple[float, float]]:
     config = (
         PPOConfig()
         .environment(name)
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=10)
-        .training(train_batch_size_per_learner=4000, **TRAINING[name])
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=ENVIRONMENTS[name])
+        .training(**TRAINING[name])
         .rl_module(model_config=MODELS[name])
         .evaluation(
             evaluation_interval=None,
@@ -89,5 +99,5 @@ def of_rllib(name: str, seed: int, steps: float) -> list[tuple[float, float]]:
         algorithm.stop()
 
 
-def _held_out(algorithm: PPO) -> float:
+def _held_out(algorithm: Algorithm) -> float:
     return float(algorithm.evaluate()["env_runners"]["episode_return_mean"])

@@ -384,6 +384,52 @@ def atlas() -> list[str]:
     return markdown(header, rows)
 
 
+def advantages(arm: str) -> list[str]:
+    """Show the errors of advantages at the last checkpoint of an arm, as means over the seeds."""
+    last = [rounds[-1] for rounds in advantage_errors(arm)]
+    rows = []
+    for estimate in last[0]["errors"]:
+        errors = [own["errors"][estimate] for own in last]
+        parts = [[own[part] for own in errors] for part in ("variance", "squared_bias")]
+        tokens = [own["tokens_per_response"].get(estimate) for own in last]
+        cost = "" if None in tokens else f"{statistics.fmean(tokens):.0f}"
+        squared = mean_and_range([own["squared_error"] for own in errors])
+        rows.append([f"`{estimate}`", squared, *map(mean_and_range, parts), cost])
+    header = ["estimate", "squared error", "variance", "squared bias", "tokens per response"]
+    return markdown(header, rows)
+
+
+def critic_errors() -> list[str]:
+    """Show the squared errors of the estimates that use a critic, checkpoint by checkpoint."""
+    rounds = [own["round"] for own in advantage_errors("ppo")[0]]
+    header = ["arm", "explained variance", "estimate", *(f"round {own}" for own in rounds)]
+    rows = []
+    for arm in ("ppo", "ppo_fast_critic"):
+        slices = measurements(read("campaign_advantages")).values()
+        explained = [value for own in slices for value in own["arms"][arm]["explained_variance"]]
+        for estimate in ("gae", "critic"):
+            by_seed = [
+                [own["errors"][estimate]["squared_error"] for own in seed]
+                for seed in advantage_errors(arm)
+            ]
+            by_round = map(mean_and_range, zip(*by_seed, strict=True))
+            rows.append([f"`{arm}`", mean_and_range(explained), f"`{estimate}`", *by_round])
+    return markdown(header, rows)
+
+
+def advantage_errors(arm: str) -> list[list[dict[str, Any]]]:
+    """Return the errors of advantages at each checkpoint of each seed's trial."""
+    slices = measurements(read("campaign_advantages")).values()
+    return [own["advantage_errors"][arm] for own in slices]
+
+
+def mean_and_range(values: Iterable[float]) -> str:
+    """Return the mean of some values, and their range in brackets if there are several."""
+    values = list(values)
+    mean = f"{statistics.fmean(values):.3f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.3f}-{max(values):.3f})"
+
+
 def tolerated(verdicts: Sequence[str]) -> str:
     """Return the largest lag up to which an objective is no worse, and the next verdict."""
     largest = "none shown"
@@ -720,6 +766,8 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             menu,
             printed_menu,
             atlas,
+            advantages,
+            critic_errors,
             asynchrony,
             schedule,
             peers,

@@ -261,3 +261,25 @@ def test_it_is_neither_exported_nor_evaluated_by_itself(
         line = capsys.readouterr().err.strip()
         assert "is not a language model" in line
         assert "\n" not in line
+
+
+def test_rllib_sees_the_images_of_the_arm_as_numbers_up_to_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("ray.rllib.algorithms.ppo")
+    import control
+    import gymnasium
+    import numpy as np
+
+    class White(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(0, 255, (2, 2, 6), np.uint8)
+        action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return np.full((2, 2, 6), 255, np.uint8), {}
+
+    monkeypatch.setattr(control, "Arm", White)
+    environment = control.make("arm")
+    seen, _ = environment.reset()
+    assert environment.observation_space.contains(seen)
+    assert seen.max() == 1.0
