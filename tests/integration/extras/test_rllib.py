@@ -331,7 +331,7 @@ def test_a_trial_through_rllib_is_the_same_bits_as_through_tune(
 def test_an_algorithm_that_has_ended_trains_no_further(algorithms: Any, tmp_path: Path) -> None:
     algo = algorithms(config_of(rounds=1))
     assert algo.train()["done"]
-    with pytest.raises(RuntimeError, match="^the trial ended after round 1; restore an earlier"):
+    with pytest.raises(RuntimeError, match=r"^the trial ended after round 1; restore an earlier"):
         algo.train()
     algo.restore_from_path(algo.save_to_path(tmp_path / "last"))
     assert algo.train() == {"__duplicate__": True, "done": True, "training_iteration": 1}
