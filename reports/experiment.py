@@ -23,7 +23,7 @@ from grpo_trainable.text import without_module
 from reports import EXPERIMENT_FILE, EXTENSIONS, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
 from reports.own_tuner import with_absolute_paths, without_restarted
-from reports.population import short_value
+from reports.population import groups_of_donors, short_value
 from reports.records import (
     MAX_NUMBER,
     MIN_NUMBER,
@@ -215,7 +215,11 @@ def as_population(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """
     arms = " and ".join(dict.fromkeys(trial.config.arm for trial in trials))
     label = f"{arms} (population of {len(trials)})"
-    return [replace(trial, arm=label, member=True) for trial in trials]
+    members = {trial.name: trial for trial in trials}
+    return [
+        replace(trial, arm=label, member=True, groups_of_donors=groups_of_donors(trial, members))
+        for trial in trials
+    ]
 
 
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
