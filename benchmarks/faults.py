@@ -504,6 +504,8 @@ def on(machine: Machine) -> list[psutil.Process]:
 
 @contextmanager
 def on_cluster(arm: str, settings: Mapping[str, Any]) -> Iterator[Experiment]:
+    if (why := missing()) is not None:
+        raise Lost(f"could not be tried: {why}")
     with (
         ray_cluster(4, head_cpus=0) as cluster,
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as storage,
@@ -551,17 +553,13 @@ def of_cluster(name: str, strike: Callable[[Any], object]) -> Fault:
 
 
 CLUSTER = (
-    (
-        of_cluster("generator SIGKILL", kill("Generator")),
-        of_cluster("learner SIGKILL", kill("Learner")),
-        of_cluster("the generator's machine is lost", lose_machine("Generator")),
-        of_cluster("the learner's machine is lost", lose_machine("Learner")),
-        of_cluster("the generator's cable is unplugged for 20 s", unplug("Generator")),
-        of_cluster("the learner's cable is unplugged for 20 s", unplug("Learner")),
-        of_cluster("all machines are lost, then --resume", lose_all_machines),
-    )
-    if missing() is None
-    else ()
+    of_cluster("generator SIGKILL", kill("Generator")),
+    of_cluster("learner SIGKILL", kill("Learner")),
+    of_cluster("the generator's machine is lost", lose_machine("Generator")),
+    of_cluster("the learner's machine is lost", lose_machine("Learner")),
+    of_cluster("the generator's cable is unplugged for 20 s", unplug("Generator")),
+    of_cluster("the learner's cable is unplugged for 20 s", unplug("Learner")),
+    of_cluster("all machines are lost, then --resume", lose_all_machines),
 )
 
 

@@ -15,7 +15,7 @@ from grpo_trainable.config import GRPOConfig
 from reports.records import TrialRecord
 
 WINDOW = 256  # responses
-POINTS = 8  # of a curve
+POINTS = 8  # of a trial's curve
 
 
 def of_trial(trial: TrialRecord) -> list[tuple[float, float]]:
@@ -77,8 +77,7 @@ def of_rllib(trial: GRPOConfig, responses: int) -> list[tuple[float, float]]:
         while done < responses:
             said = algorithm.train()["env_runners"]
             done = float(said["num_episodes_lifetime"])
-            if done >= (len(curve) + 1) * responses / POINTS:
-                curve.append((done, float(said["episode_return_mean"])))
+            curve.append((done, float(said["episode_return_mean"])))
         return curve
     finally:
         algorithm.stop()

@@ -1,17 +1,21 @@
-"""Track checkpoints that trials have removed or could not write."""
+"""Keep what Tune knows of a trial up to date: checkpoints, and the last row after a kill."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ray.tune.result import DONE
+
 from callbacks.fail_safe import FailSafeCallback
-from callbacks.trial_files import label
-from grpo_trainable.storage.object_store import AnyPath
-from grpo_trainable.storage.trial_storage import path_on
+from callbacks.trial_files import label, trial_path
+from grpo_trainable.storage.checkpointing import newest_round
+from grpo_trainable.storage.object_store import AnyPath, StoredPath
+from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERATION
+from grpo_trainable.storage.trial_storage import last_row, path_on
 
 
 class CheckpointCallback(FailSafeCallback):
-    """Makes Tune forget checkpoints that trials have removed.
+    """Makes Tune forget checkpoints that trials have removed, and tells Tune of a last row.
 
     At the end of the experiment, the callback prints which trials could not write their last
     checkpoint. The callback does not decide which checkpoint a trial continues from: the trial does
@@ -21,6 +25,21 @@ class CheckpointCallback(FailSafeCallback):
     def __init__(self) -> None:
         self._written: set[str] = set()  # ids of trials whose current save wrote a checkpoint
         self._unwritten: dict[str, str] = {}  # trial id -> label, for trials whose last save failed
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """Give Tune the last row of a trial that had ended when the driver was killed.
+
+        Tune's last snapshot may lack this row, and no row follows. Without the row, Tune would end
+        the experiment, because the metric of the search is missing.
+        """
+        directory = StoredPath(trial.storage.storage_filesystem, trial.path)
+        row = last_row(directory / EXPR_RESULT_FILE)
+        if row is None or not row.get(DONE):
+            return
+        round_ = row[TRAINING_ITERATION]
+        known = trial.last_result.get(TRAINING_ITERATION)
+        if round_ != known and newest_round(trial_path(trial)) == round_:
+            trial.update_last_result(row)
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Record that the current save wrote a checkpoint. Make Tune forget removed checkpoints."""

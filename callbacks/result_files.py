@@ -14,17 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
-from ray.tune.result import DONE
 from ray.tune.utils import flatten_dict
 
 from callbacks.round_writer import RoundWriter
-from callbacks.trial_files import (
-    continued_file,
-    cut_lines,
-    names_of,
-    read_rows,
-    trial_directory,
-)
+from callbacks.trial_files import continued_file, cut_lines, names_of, trial_directory
 from grpo_trainable.protocol.round_records import Row, details_of
 from grpo_trainable.storage.atomic import append, replacing
 from grpo_trainable.storage.ray_private import (
@@ -57,17 +50,10 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
         JsonLoggerCallback.__init__(self)
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Write the trial's config to params.json.
-
-        If the driver was killed, Tune may not know the last row of a trial that had ended. No row
-        follows, so Tune gets this row from the file.
-        """
+        """Write the trial's config to params.json."""
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         trial.init_local_path()
         self.update_config(trial, trial.config)
-        rows = list(read_rows(continued_file(trial, EXPR_RESULT_FILE)))
-        if rows and rows[-1].get(DONE) and rows[-1] != trial.last_result:
-            trial.update_last_result(rows[-1])
 
     def content(self, result: dict[str, Any]) -> Any:
         """Return a copy of the row, with all settings that the trial uses."""

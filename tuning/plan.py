@@ -498,13 +498,15 @@ class Plan:
     def _held_out_prompts(self) -> int | None:
         """Return the smallest number of prompts that a task of the trials holds out.
 
-        A report advises no larger number of prompts. None if a task does not state its number.
+        A report advises no larger number of prompts. None if a task does not state its number, or
+        generates its prompts, because counting them may take long.
         """
         from grpo_trainable.tasks.prompts import build_task
-        from grpo_trainable.tasks.task import eval_size
+        from grpo_trainable.tasks.task import eval_size, train_size
 
-        tasks = {(trial.task, trial.env): trial for trial in self.trials}
-        sizes = [eval_size(build_task(trial)) for trial in tasks.values()]
+        trials = {(trial.task, trial.env): trial for trial in self.trials}.values()
+        tasks = map(build_task, trials)
+        sizes = [None if train_size(task) is None else eval_size(task) for task in tasks]
         known = [size for size in sizes if size is not None]
         return min(known) if known and len(known) == len(sizes) else None
 

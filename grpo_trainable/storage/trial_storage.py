@@ -197,18 +197,19 @@ class TrialStorage:
         named, own = _path_of(noted), self._own_checkpoints()
         if named is None and not own:
             return self._repeated_rounds()
-        last = self._last_round(rows_follow)
+        last = before_copy = self._last_round(rows_follow)
         problems: list[str] = []
         forgotten: list[AnyPath] = []  # checkpoints that follow a copy of which Tune does not know
         foreign = False
         for path in itertools.chain(self._candidates(named, own), forgotten):
-            if path in own and _is_ahead(path, last):
-                problems.append(f"{path.name} is newer than the trial's last row (round {last:g})")
-                continue
             if path not in forgotten and self._follows_unknown_copy(path, named):
-                if not forgotten:
-                    problems.append(f"Tune does not know of the copy that {path.name} follows")
                 forgotten.append(path)
+                # If the copied trial was at an earlier round, its rows have replaced later ones.
+                before_copy = min(last, self._last_row() or math.inf)
+                continue
+            limit = last if path in forgotten else before_copy
+            if path in own and _is_ahead(path, limit):
+                problems.append(f"{path.name} is newer than the trial's last row (round {limit:g})")
                 continue
             try:
                 if not path.exists():
@@ -221,16 +222,17 @@ class TrialStorage:
                 problems.append(said[max(0, said.find(path.name)) :])
                 foreign |= isinstance(error, ForeignCheckpoint)
             else:
-                if path == named and not problems:
+                copies = self._set_other_copies_aside(path, own)
+                if path == named and not problems and not copies:
                     return []
+                if path in forgotten:
+                    problems.append(f"Tune does not know of the copy that {path.name} follows")
                 # If there was no problem, Tune does not know this checkpoint: Tune's last snapshot
                 # of the experiment is older, or the trial wrote the checkpoint when the trial was
                 # interrupted.
-                problems.append(f"continuing from {path.name} (round {round_})")
-                if self._directory is not None and forgotten and path not in forgotten:
-                    aside = set_aside(self._directory, [path.name for path in forgotten])
-                    problems.append(f"the checkpoints since the copy are in {aside.name}")
-                return ["; ".join(problems)]
+                return [
+                    "; ".join([*problems, f"continuing from {path.name} (round {round_})", *copies])
+                ]
         if foreign:
             raise CheckpointError(f"{'; '.join(problems)}; no other checkpoint can be used")
         assert self._directory is not None
@@ -257,11 +259,13 @@ class TrialStorage:
         before the move.
         """
         named, directory = _path_of(noted), self._directory
-        if named is not None and directory is not None and not named.exists():
-            moved = _parent(directory) / _parent(named).name / named.name
-            if moved.exists():
-                return checkpoint_at(moved)
-        return noted
+        if named is None or directory is None:
+            return noted
+        with contextlib.suppress(OSError):  # the old path may be inaccessible
+            if named.exists():
+                return noted
+        moved = _parent(directory) / _parent(named).name / named.name
+        return checkpoint_at(moved) if moved.exists() else noted
 
     def _follows_unknown_copy(self, path: AnyPath, named: AnyPath | None) -> bool:
         """Return True if a checkpoint follows a copy of another trial of which Tune does not know.
@@ -284,6 +288,38 @@ class TrialStorage:
             and not self._has_settings(state.get("config", {}))
         )
 
+    def _set_other_copies_aside(self, restored: AnyPath, own: list[AnyPath]) -> list[str]:
+        """Set newer checkpoints aside that follow another copy than the restored checkpoint.
+
+        Otherwise they would count as the newest ones until the trial has saved again.
+
+        Args:
+            restored: The restored checkpoint.
+            own: The trial's checkpoints, newest first.
+
+        Returns:
+            A list with one line about these checkpoints. The list is empty if there are none.
+        """
+        directory = self._directory
+        if directory is None or restored not in own:
+            return []
+        state = unverified_state(restored)
+        copies = [
+            path.name
+            for path in own[: own.index(restored)]
+            if (other := unverified_state(path)) is not None
+            and state is not None
+            and other.get("origin") != state.get("origin")
+            and not self._has_settings(other.get("config", {}))
+        ]
+        if not copies:
+            return []
+        aside = set_aside(directory, copies)
+        return [
+            f"now in {aside.name}, because Tune does not know of the copy that they follow: "
+            f"{', '.join(reversed(copies))}"
+        ]
+
     def _continues(self, path: AnyPath, origin: AnyPath) -> bool:
         """Return True if a checkpoint continues from `origin` and has the trial's present settings.
 
@@ -299,17 +335,21 @@ class TrialStorage:
 
     def _repeated_rounds(self) -> list[str]:
         """Return a line about the rounds that a trial without a checkpoint repeats, if any."""
-        context = self._context
-        if context is None:
-            return []
-        directory = StoredPath(context.storage_filesystem, context.trial_fs_path)
-        trained = round_of_last_row(directory / EXPR_RESULT_FILE)
+        trained = self._last_row()
         if not trained:
             return []  # the trial starts for the first time
         return [
             f"the trial stopped after round {trained}, and no checkpoint was saved; starting from "
             "round 0"
         ]
+
+    def _last_row(self) -> int:
+        """Return the round of the trial's last row in the storage path, or 0 if it has no row."""
+        context = self._context
+        if context is None:
+            return 0
+        directory = StoredPath(context.storage_filesystem, context.trial_fs_path)
+        return round_of_last_row(directory / EXPR_RESULT_FILE)
 
     def _own_checkpoints(self) -> list[AnyPath]:
         """Return the trial's checkpoints, newest first."""
@@ -323,9 +363,8 @@ class TrialStorage:
         After a kill, the store may contain a checkpoint without the rows up to the checkpoint's
         round.
         """
-        directory = self._directory
-        if rows_follow and isinstance(directory, StoredPath):
-            return round_of_last_row(directory / EXPR_RESULT_FILE)
+        if rows_follow and isinstance(self._directory, StoredPath):
+            return self._last_row()
         return math.inf
 
 
@@ -401,19 +440,31 @@ def _move(source: AnyPath, target: AnyPath) -> None:
 
 
 def round_of_last_row(rows: StoredPath) -> int:
-    """Return the round of the last row of a `result.json` in a store, or 0 if it has no row.
+    """Return the round of the last row of a `result.json`, or 0 if it has no row.
 
     Raises:
-        OSError: The store cannot be read.
+        OSError: The file cannot be read.
+    """
+    row = last_row(rows)
+    return 0 if row is None else int(row[TRAINING_ITERATION])
+
+
+def last_row(rows: StoredPath) -> dict[str, Any] | None:
+    """Return the last row of a `result.json`, or None if it has no row.
+
+    Raises:
+        OSError: The file cannot be read.
     """
     try:
         lines = rows.read_end(LAST_ROWS_BYTES).split(b"\n")
     except FileNotFoundError:
-        return 0
+        return None
     for line in reversed(lines):
         with contextlib.suppress(ValueError, LookupError, TypeError):  # the line was cut short
-            return int(json.loads(line)[TRAINING_ITERATION])
-    return 0
+            row = json.loads(line)
+            int(row[TRAINING_ITERATION])
+            return row
+    return None
 
 
 def path_on(filesystem: FileSystem, path: str) -> AnyPath:

@@ -22,10 +22,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.tune import Callback
+from ray.tune.experiment import Trial
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
 from ray.tune.utils import flatten_dict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trials import FakeTrial, detailed, details, held_out, row
+from trials import FakeTrial, detailed, details, held_out, row, saved
 
 from callbacks import grpo_callbacks, save_on_interrupt
 from callbacks.bands import BandsCallback
@@ -48,6 +49,7 @@ from callbacks.trial_files import (
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import details_of
 from grpo_trainable.protocol.versions import Sync, VersionChange
+from grpo_trainable.storage.ray_private import StorageContext
 from grpo_trainable.telemetry.metrics import NAMES, ActorSpan
 from grpo_trainable.telemetry.stages import STAGES, shares_of_work
 from grpo_trainable.telemetry.timers import Span
@@ -190,15 +192,21 @@ def test_last_round_that_was_refused_is_written_when_the_trial_ends(tmp_path):
     assert [row["training_iteration"] for row in rows] == [1, 2]
 
 
-@pytest.mark.parametrize(("ended", "known"), [(True, 3), (False, 2)])
-def test_tune_gets_the_last_row_of_an_ended_trial_that_its_snapshot_lacks(tmp_path, ended, known):
+@pytest.mark.parametrize(
+    ("done", "saved_round", "known"), [(True, 3, 3), (True, 2, 2), (False, 3, 2)]
+)
+def test_tune_gets_the_last_row_of_an_ended_trial_that_its_snapshot_lacks(
+    tmp_path, done, saved_round, known
+):
     """Such a trial reports no further row, and Tune would end the experiment with an error."""
-    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
-    start([callback], trial)
+    fake, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
     for round_ in (1, 2, 3):
-        report([callback], trial, row(round_, done=ended and round_ == 3))
-    trial.last_result = row(2)  # as in Tune's last snapshot, before a kill
-    start([ResultJsonCallback()], trial)
+        report([callback], fake, row(round_, done=done and round_ == 3))
+    saved(fake, 0, saved_round)
+    place = StorageContext(str(tmp_path), "", trial_dir_name="trial")
+    trial = Trial("GRPO", storage=place, stub=True)
+    trial.update_last_result(row(2))  # as in Tune's last snapshot, before a kill
+    CheckpointCallback().on_trial_start(iteration=0, trials=[trial], trial=trial)
     assert trial.last_result["training_iteration"] == known
 
 

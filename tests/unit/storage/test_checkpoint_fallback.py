@@ -233,9 +233,8 @@ def test_a_copy_that_tunes_last_snapshot_lacks_is_not_continued_with_older_setti
     assert restored.round == 12
     (said,) = restored.notes
     assert said.removeprefix("checkpoint_000000: does not exist; ") == (
-        "Tune does not know of the copy that checkpoint_000004 follows; "
-        "continuing from checkpoint_000002 (round 12); "
-        "the checkpoints since the copy are in set-aside-1"
+        "continuing from checkpoint_000002 (round 12); now in set-aside-1, because Tune does not "
+        "know of the copy that they follow: checkpoint_000003, checkpoint_000004"
     )
     assert said.startswith("checkpoint_000000") == (noted == "removed")
     assert newest_round(directory) == 12
@@ -247,6 +246,26 @@ def test_a_copy_that_tunes_last_snapshot_lacks_is_not_continued_with_older_setti
     (aside / path.name).rename(path)
     assert Restored(trial).round == 14
     assert path.exists()
+
+
+def test_a_second_copy_that_tune_does_not_know_is_set_aside_too(clone):
+    noted = clone.latest_checkpoint_result
+    save_since(clone, "donor/checkpoint_000007", clone.config)
+    saved(clone, 4, 13, origin="donor/checkpoint_000009", config={**clone.config, "seed": 3})
+    clone.run_metadata.checkpoint_manager._latest_checkpoint_result = noted
+    restored = Restored(clone)
+    assert restored.round == newest_round(Path(clone.path)) == 9
+    assert restored.notes[0].endswith("of the copy that they follow: checkpoint_000004")
+
+
+def test_rows_of_an_unknown_copy_of_an_earlier_round_are_not_skipped(trial):
+    """The trial was at round 12 when it copied a donor at round 8, and row 9 replaced 9 to 12."""
+    copied = {**trial.config, "seed": 3}
+    saved(trial, 3, 9, origin="donor/checkpoint_000007", config=copied)
+    rows = "".join(json.dumps(row(n)) + "\n" for n in range(1, 10))
+    (Path(trial.path) / "result.json").write_text(rows)
+    trial.run_metadata.checkpoint_manager._latest_checkpoint_result = None
+    assert Restored(trial).round == 8
 
 
 def test_donors_checkpoint_is_found_in_a_moved_experiment(clone, tmp_path):

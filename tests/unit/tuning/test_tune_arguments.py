@@ -619,6 +619,16 @@ def test_the_users_files_and_the_defaults_of_their_task_are_stored(tmp_path, mon
     assert stored["own_files"].keys() < stored["inputs"].keys()
 
 
+def test_held_out_prompts_that_a_task_would_generate_are_not_counted(monkeypatch):
+    class Generated:
+        @property
+        def eval_size(self) -> int:
+            raise AssertionError("counting may take minutes")
+
+    monkeypatch.setattr("grpo_trainable.tasks.prompts.build_task", lambda config: Generated())
+    assert tune.plan_of(tune.parse_arguments(SPACE))._held_out_prompts() is None
+
+
 def test_the_question_of_a_space_in_a_file_is_stored_with_the_experiment(of_a_file, tmp_path):
     stored = json.loads((tmp_path / "storage" / "mine" / EXPERIMENT_FILE).read_text())
     assert stored["space"] == "mine"
