@@ -287,8 +287,8 @@ def test_to_decide_counts_the_seeds_that_the_note_says_how_to_run(command, tmp_p
     assert "would probably take a new experiment of " in text
     # The printed command runs every arm, and the price counts the undecided arm.
     menu, text = told({**wide, THIRD: SAME[OTHER]}, "--max-seeds", 50)
-    needed = menu["arms"][OTHER]["seeds_needed"]
-    assert f"This command includes {needed} seeds of {THIRD}, so it takes longer" in text
+    needed = menu["arms"][THIRD]["seeds_needed"]
+    assert f"This command includes {needed} seeds of {OTHER}, so it takes longer" in text
     # A new experiment runs only the arms that need it.
     _, text = told({**wide, THIRD: SAME[OTHER]})
     assert f"--set arm={BASE},{OTHER} " in text
