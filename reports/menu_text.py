@@ -170,8 +170,8 @@ def notes(menu: Menu) -> list[str]:
         f"mean over the seeds{bounds}. No worse: the lower bound is above "
         f"{written(-menu.margin, REWARD)}. Better: the lower bound is above 0. Worse: the upper "
         f"bound is below {written(-menu.margin, REWARD)}. Undecided: none of these."
-        f"{_said_of_undecided(menu)}"
-        f"{_said_of_pareto_set(menu)}"
+        f"{_said_of_pareto_set(menu)}",
+        *_said_of_undecided(menu),
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
@@ -203,17 +203,17 @@ def notes(menu: Menu) -> list[str]:
     return told + _said_of_more_seeds(menu)
 
 
-def _said_of_undecided(menu: Menu) -> str:
+def _said_of_undecided(menu: Menu) -> list[str]:
     """Explain the columns that only undecided arms have; empty if there is no such arm."""
     if not any(_is_undecided(row) and not _is_single(row) for row in menu.others):
-        return ""
+        return []
     seeds = "further seeds" if menu.design.may_grow else "seeds of a new experiment"
-    return (
-        " Power if equal: the chance of the verdict “no worse” if the arm truly equals the "
+    return [
+        "Power if equal: the chance of the verdict “no worse” if the arm truly equals the "
         f"baseline. To decide: the number of {seeds} that would lead to a decision in "
         f"{POWER:.0%} of experiments if the arm truly differs by the observed difference, and the "
         "time that the trials of the arm and of the baseline with these seeds would take."
-    )
+    ]
 
 
 def _said_of_more_seeds(menu: Menu) -> list[str]:

@@ -116,11 +116,13 @@ def verdicts(
         )
     said += comparison.about_rewards
     said += _of_one_seed(found)
-    among_seeds = max(
-        sum(len(own.seeds) > 1 and own.told_apart is not None for own in q.contrasts.values())
-        for q in found
-    )
-    return [*said, _by_chance(among_seeds)] if among_seeds else said
+    among_seeds = [
+        [own for own in quantity.contrasts.values() if len(own.seeds) > 1] for quantity in found
+    ]
+    if not any(own.told_apart for contrasts in among_seeds for own in contrasts):
+        return said
+    most = max(sum(own.told_apart is not None for own in contrasts) for contrasts in among_seeds)
+    return [*said, _by_chance(most)]
 
 
 def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFiles]) -> list[str]:

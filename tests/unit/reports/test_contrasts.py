@@ -613,7 +613,9 @@ def test_two_evaluations_of_an_arm_are_points_without_a_line(tmp_path, of):
         shown = sections(record, compare(record.trials), files)
         assert shown[0].note == BANDS
         (plot,) = (own for section in shown for own in section.plots if own.name == of)
-        assert ("An arm with only two points" in plot.look) == (name == "two")
+        said_before = of in ("reward_samples", "reward_wall_clock")  # below “reward_rounds”
+        expected = name == "two" and not said_before
+        assert ("An arm with only two points" in plot.look) == expected
         figure = Figure()
         plot.draw(figure, LIGHT)
         (axes,) = figure.axes
@@ -633,13 +635,12 @@ def test_a_plot_says_which_arms_measure_the_kl_on_a_sample(tmp_path):
             for arm, error in errors.items()
         }
         record = write(tmp_path / "-".join(map(str, errors.values())), runs)
-        return _sampled(record.arms, band=False)
+        return _sampled(record.arms)
 
-    sample = "on 16 responses of each round, drawn at random."
-    assert said({BASE: 0.1, OTHER: 0.1}) == f" Measured {sample}"
-    assert said({BASE: 0.1, OTHER: 0.0}) == (
-        " Measured on 16 responses of each round, drawn at random "
-        f"({BASE}) or on all responses ({OTHER})."
+    sample = "are measured on 16 responses of each round, drawn at random, so"
+    assert said({BASE: 0.1, OTHER: 0.1}).startswith(f" The figures {sample} the bands reach ")
+    assert said({BASE: 0.1, OTHER: 0.0}).startswith(
+        f" The figures of {BASE} {sample} its band reaches "
     )
     assert said({BASE: 0.0, OTHER: 0.0}) == ""
 

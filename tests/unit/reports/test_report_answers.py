@@ -135,8 +135,8 @@ def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path, errors, sta
     found = answered(directory)
     assert found is not None
     # The standard error of a median is sqrt(pi / 2) times that of a mean, 0.4 / sqrt(4).
-    assert found.measured[-1].startswith(start)
-    assert found.measured[-1].endswith(f"over these trials: {end}")
+    assert found.caveats[-1].startswith(start)
+    assert found.caveats[-1].endswith(f"Standard errors of these figures: {end}")
     assert "KL from sampler: in nats per response." in found.measured
 
 
