@@ -65,17 +65,20 @@ def sections(
 ) -> list[Section]:
     """Return every plot in the order of the page. `files` has the Parquet figures by trial name."""
     arms = experiment.arms
-    several = any(len(trials) > 1 for trials in arms.values())
     return [
-        *_titled("What was learned", _learning(arms, comparison), several),
-        *_titled("What was learned in each task", _tasks(arms), several),
-        *_titled("What was learned in each part of the reward", _parts(arms), several),
+        Section(
+            title="What was learned",
+            plots=_learning(arms, comparison),
+            note=BANDS if any(len(trials) > 1 for trials in arms.values()) else "",
+        ),
+        *_titled("What was learned in each task", _tasks(arms)),
+        *_titled("What was learned in each part of the reward", _parts(arms)),
         Section(title="Speed and cost", plots=_costs(comparison), legend=False),
         Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
-        *_titled("How far the policy drifted", _drift(arms), several),
-        *_titled("How stale the rollouts were", _lags(arms, comparison, files), several),
-        *_titled("What changed within a round", _steps(arms, files), several),
-        *_titled("How often rollouts were used", _reuse(arms), several),
+        *_titled("How far the policy drifted", _drift(arms)),
+        *_titled("How stale the rollouts were", _lags(arms, comparison, files)),
+        *_titled("What changed within a round", _steps(arms, files)),
+        *_titled("How often rollouts were used", _reuse(arms)),
     ]
 
 
@@ -113,15 +116,9 @@ def menu_section(menu: Menu, arms: Sequence[str]) -> Section:
     return Section(title="The menu as a plot", plots=[plot])
 
 
-def _titled(title: str, plots: list[Plot], several: bool) -> list[Section]:
-    """Return a section with these plots of lines, or none if there are no plots.
-
-    Args:
-        title: The heading.
-        plots: The plots.
-        several: True if an arm has several trials.
-    """
-    return [Section(title=title, plots=plots, note=BANDS if several else "")] if plots else []
+def _titled(title: str, plots: list[Plot]) -> list[Section]:
+    """Return a section with these plots, or none if there are no plots."""
+    return [Section(title=title, plots=plots)] if plots else []
 
 
 def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
@@ -659,7 +656,7 @@ def _lags(arms: Arms, comparison: Comparison, files: Mapping[str, TrialFiles]) -
             name="lag_histogram",
             title="Lag of the groups",
             look="The share of groups that were first trained on at each lag. At lag 0, a "
-            f"round trains on responses of the weights it starts from.{slow * has_bounded}",
+            f"round trains on responses of the weights that it starts with.{slow * has_bounded}",
             draw=lambda figure, theme: draw_lag_histogram(figure, theme, shares),
             alt=f"Bars. {histogram}.",
             missing=None

@@ -520,8 +520,8 @@ class Comparison:
             alone = "No two trials of this experiment ran at the same time."
             together = "Other trials that run at the same time count as other processes."
             notes.append(
-                "Trials excluded from speeds, speed-ups, wall-clock time and device-hours because "
-                f"other processes disturbed too many rounds: {'; '.join(disturbed)}. The "
+                "Trials excluded from speeds and costs because other processes disturbed too many "
+                f"rounds: {'; '.join(disturbed)}. The "
                 "percentage is the share of the machine's CPU time that other processes took. "
                 f"{alone if self.one_by_one else together} A round is "
                 f"disturbed if the share is above {DISTURBED_ABOVE:.0%}. {self._least_rounds()} If "

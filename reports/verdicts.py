@@ -344,11 +344,8 @@ def _by_chance(arms: int) -> str:
             f"For each quantity, {1 - LEVEL:.0%} of experiments show a clear difference between "
             "two equal arms by chance alone."
         )
-    compared = "both" if arms == 2 else f"all {arms}"
     return (
-        f"The confidence level of {LEVEL:.0%} holds for a single comparison. Even if {compared} "
-        "arms with several seeds were equal to the baseline, up to "
-        f"{1 - LEVEL**arms:.0%} of experiments would show at least one clear difference in a given "
-        "quantity, purely by chance. Before you rely on a clear difference, repeat the experiment "
-        "with other seeds (--seed)."
+        f"If {arms} arms equalled the baseline, up to {1 - LEVEL**arms:.0%} of experiments would "
+        "still show a clear difference in a given quantity, by chance. Before you rely on a clear "
+        "difference, repeat the experiment with other seeds (--seed)."
     )
