@@ -245,7 +245,11 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     if grows or not known:
         run, asked = list(menu.others), []
     prompts = None if grows else _advised_prompts(run)
-    more = [row.arm for row in run if named.get(row.arm, 0) < most]
+    more = [
+        f"{row.arm} (to check its clear difference)" if asked and row.arm not in named else row.arm
+        for row in run
+        if named.get(row.arm, 0) < most
+    ]
     added = [f"{plural(most, 'seed')} of {joined(more)}"] if more else []
     added += [f"{prompts} prompts in the last evaluation"] if prompts else []
     if grows:

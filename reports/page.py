@@ -203,8 +203,8 @@ def _effect_of_lag(experiment: ExperimentRecord) -> str:
     if len(groups) == 1:
         return " All arms differ only in lag."
     return (
-        f" The effect of a lag shows only {joined(found)}: all other pairs of arms differ in "
-        "further settings."
+        f" The effect of a lag can be seen only {joined(found)}, because all other pairs of arms "
+        "differ in other settings."
     )
 
 

@@ -399,10 +399,16 @@ def _no_bar(comparison: Comparison, exact: Sequence[str] = ()) -> str:
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     arms = _timed(arms, comparison)
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
-    paces = [trial.pace for trials in arms.values() for trial in trials]
+    trials = [trial for own in arms.values() for trial in own]
+    is_colocated = all(trial.config.placement == "colocated" for trial in trials)
+    waits = (
+        "neither generator nor learner works"
+        if is_colocated
+        else "the generator or the learner waits"
+    )
     spikes = (
         " Other processes can also cause spikes."
-        if any(pace is not None and pace.disturbed for pace in paces)
+        if any(trial.pace is not None and trial.pace.disturbed for trial in trials)
         else ""
     )
     exact = (
@@ -410,7 +416,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         if comparison.exact_lags
         else ""
     )
-    seconds = {arm: stage_seconds(trials, responses=100) for arm, trials in arms.items()}
+    seconds = {arm: stage_seconds(own, responses=100) for arm, own in arms.items()}
     timed = any(any(stages.values()) for stages in seconds.values())
     missing = None if timed else "No round recorded time/…_s."
     alt = "; ".join(
@@ -425,9 +431,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             "one to speed up. The vertical tick marks the total time for 100 responses, excluding "
             "evaluation. The eval segment therefore extends beyond the tick. If other segments "
             "also extend far beyond the tick, stages overlap. Ignore a small excess: each time is "
-            "a separate median over the rounds. Patterned bars show how long the generator or the "
-            "learner waits. Checkpoints are written between rounds, so only the table of arms "
-            "shows their time.",
+            f"a separate median over the rounds. Patterned bars show how long {waits}. "
+            "Checkpoints are written between rounds, so only the table of arms shows their time.",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
             height=height,

@@ -248,8 +248,8 @@ def test_a_new_experiment_repeats_clear_differences_and_follows_the_advice_on_pr
     prose, _, line = notes(menu(directory))[-1].partition("\n")
     row = by_arm(menu(directory))[OTHER].judgement
     assert row is not None
-    added = f"{row.seeds_needed} seeds of {THIRD} and 8 prompts in the last evaluation"
-    assert f"The following command includes {added}, so it takes longer" in prose
+    added = f"{row.seeds_needed} seeds of {THIRD} (to check its clear difference) and 8 prompts"
+    assert f"The following command includes {added} in the last evaluation, so it takes" in prose
     assert f"--set arm={BASE},{THIRD},{OTHER} --set eval.final_prompts=8 " in line.replace(
         f"{OTHER},{THIRD}", f"{THIRD},{OTHER}"
     )

@@ -232,7 +232,7 @@ def test_arms_that_differ_only_in_lag_are_named_and_a_setting_without_effect_has
         return _arms_run(record), settings_section(record)
 
     run, settings = page_parts("grpo_lag0", "grpo_lag4", "rloo_lag4")
-    assert "search space. The effect of a lag shows only between grpo_lag0 and grpo_lag4:" in run
+    assert "The effect of a lag can be seen only between grpo_lag0 and grpo_lag4, because" in run
     cells = settings.partition(">loss.clip_high<")[2].partition("</tr>")[0]
     assert re.findall(r">([^<>]+)</td>", cells) == ["0.2", "0.2", "-"]
     assert NO_EFFECT in settings
