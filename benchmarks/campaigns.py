@@ -101,6 +101,22 @@ class BesideRLlib(Slice):
         }
 
 
+@dataclass(frozen=True)
+class BesideTokenEnv(Slice):
+    """A slice that also trains RLlib's PPO on the task, for as many responses as its trials."""
+
+    def run(self, directory: Path) -> dict[str, Any]:
+        """Run the trials and RLlib's PPO."""
+        result = super().run(directory)
+        import token_env
+
+        trials = read_experiment(directory).trials
+        curves = {trial.arm: token_env.of_trial(trial) for trial in trials}
+        responses = int(max(curve[-1][0] for curve in curves.values()))
+        rllib = token_env.of_rllib(trials[0].config, responses)
+        return {**result, "curves": curves | {"rllib_ppo": rllib}}
+
+
 SEEDS = f"--num-samples 3 --margin {MARGIN}"
 # Two trials at the same time. The actors of each reserve 0.1 + 0.9 of two cores.
 TOGETHER = "--max-concurrent 2 --set resources.worker_cpus=0.9"
@@ -164,6 +180,15 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
         )
         for seed in range(3)
         for environment, options in CONTROL.items()
+    ),
+    "token_env": tuple(
+        BesideTokenEnv(
+            f"seed{seed}",
+            "critic",
+            ("grpo", "ppo"),
+            f"--samples 2048 --seed {seed} {STORIES} --set rollout.max_new_tokens=24",
+        )
+        for seed in range(3)
     ),
     "games": tuple(
         Slice(

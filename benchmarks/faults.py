@@ -1,6 +1,6 @@
 """Measure what is lost when something breaks, by injecting faults into the real program.
 
-    python benchmarks/faults.py                            all faults; 3 hours on two cores
+    python benchmarks/faults.py                            all faults; 2.5 hours on two cores
     python benchmarks/faults.py --fault "slow object store" --repeats 2
     sudo python benchmarks/faults.py --fault "cluster" --out faults_cluster.json
 

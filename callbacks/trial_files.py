@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from grpo_trainable.config import ConfigError, GRPOConfig, expand_set, expanded, mix_of
+from grpo_trainable.config import GRPOConfig, arm_and_seed, expand_set, expanded, mix_of
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
 from grpo_trainable.storage.trial_storage import path_on
@@ -158,17 +158,12 @@ def metrics_in(trial: Any, row: Mapping[str, Any]) -> dict[str, float]:
 def label(trial: Any) -> str:
     """Return the name of a trial in messages: `arm/seed`.
 
-    A trial keeps its name if PBT gives it the settings of another trial. A trial whose config is
-    invalid or names no arm has the name that Tune gave it.
+    A trial keeps its name if PBT gives it the settings of another trial. A trial whose settings
+    name no valid arm has the name that Tune gave it.
     """
-    if "arm" not in trial.config:
-        return str(trial)
     own = trial.evaluated_params
-    try:
-        config = config_of(trial)
-    except ConfigError:
-        return str(trial)
-    return f"{own.get('arm', config.arm)}/{own.get('seed', config.seed)}"
+    first = {key: own[key] for key in ("arm", "seed") if key in own}
+    return arm_and_seed({**trial.config, **first}) or str(trial)
 
 
 def set_verbose(on: bool) -> None:

@@ -739,7 +739,10 @@ def rlhf() -> list[str]:
 
 # ---- Faults ----------------------------------------------------------------------------------
 
-FAULTS = ("faults_processes", "faults_everything_else", "faults_rewards", "faults_object_store")
+FAULTS = (
+    *("faults_processes", "faults_everything_else", "faults_rewards", "faults_object_store"),
+    "faults_cluster",
+)
 
 
 def totals_of_faults() -> dict[str, int]:
@@ -753,6 +756,25 @@ def totals_of_faults() -> dict[str, int]:
         "exact": sum(exact),
         "promised": len(exact),
     }
+
+
+def cluster_faults() -> list[str]:
+    """Show how often each fault of a cluster was survived, and what the recovery cost."""
+    rows = []
+    for name, outcomes in read("faults_cluster")["faults"].items():
+        exact = [own["exact"] for own in outcomes if own["exact"] is not None]
+        seconds = [own["recovered_s"] for own in outcomes]
+        rows.append(
+            [
+                name.removeprefix("cluster: "),
+                f"{sum(own['survived'] for own in outcomes)} of {len(outcomes)}",
+                f"{sum(exact)} of {len(exact)}",
+                f"{statistics.median(seconds):.0f} s ({max(seconds):.0f} s)",
+                f"{max(own['rounds_repeated'] for own in outcomes)} rounds",
+            ]
+        )
+    header = ["fault", "survived", "bit-exact", "recovery, median (max)", "repeated work, at most"]
+    return markdown(header, rows)
 
 
 TABLES: dict[str, Callable[..., list[str]]] = {
@@ -774,7 +796,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             packing,
         ),
         *(scale, transports, parts_of_a_sync, broadcast, sync_share, learning, real_model),
-        *(rlhf, tool_use),
+        *(rlhf, tool_use, cluster_faults),
     )
 }
 

@@ -16,14 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_trainable.config import ConfigError, GRPOConfig, flatten
+from grpo_trainable.config import ConfigError, GRPOConfig, arm_and_seed, flatten
 from grpo_trainable.storage.checkpointing import ASIDE
 from grpo_trainable.telemetry.metrics import COPIED_FROM
-from grpo_trainable.text import without_module
+from grpo_trainable.text import plural, without_module
 from reports import EXPERIMENT_FILE, EXTENSIONS, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
-from reports.own_tuner import with_absolute_paths, without_restarted
-from reports.population import short_value
+from reports.own_tuner import DIRECTORY, with_absolute_paths, without_restarted
+from reports.population import groups_of_donors, short_value
 from reports.records import (
     MAX_NUMBER,
     MIN_NUMBER,
@@ -40,6 +40,7 @@ from search_spaces.search_space import MAX_LABEL, Question
 REPORT_FILES = ("report.html", "report.json", "plots")
 
 MAX_ROUND = 1 << 31
+MOST_REASONS = 3  # most trials that an error names as left out
 LEFT_OUT = "left out, because its config cannot be used"
 OF_RLLIB = "it is a config of RLlib, and trials of RLlib have no report; use GRPOTrainable instead"
 
@@ -82,7 +83,9 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         not_begun += left
     if not described and not trials:
         if left_out := [problem for problem in problems if LEFT_OUT in problem]:
-            raise ExperimentError(f"{directory}: no trial can be used; {left_out[0]}")
+            raise ExperimentError(
+                f"{directory}: no trial can be used; {_why_none(left_out, entries)}"
+            )
         raise ExperimentError(
             f"{directory}: is not an experiment: it has neither {EXPERIMENT_FILE} nor a trial"
         )
@@ -103,6 +106,28 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         extensions=extensions,
         problems=problems,
     )
+
+
+def _why_none(left_out: Sequence[str], entries: Mapping[str, str]) -> str:
+    """Return the reasons why no trial of a user's own Tuner can be used, in one line.
+
+    Args:
+        left_out: A line for each trial with unusable settings. Each begins with the trial's name.
+        entries: name -> kind of each entry of the experiment's directory.
+    """
+    reasons = list(left_out[:MOST_REASONS])
+    if len(left_out) > MOST_REASONS:
+        reasons.append(f"{plural(len(left_out) - MOST_REASONS, 'more trial')} left out")
+    waiting = [
+        name
+        for name, kind in entries.items()
+        if kind == "directory"
+        and DIRECTORY.fullmatch(name)
+        and not any(line.startswith(name) for line in left_out)
+    ]
+    if waiting:
+        reasons.append(f"not begun: {plural(len(waiting), 'trial')}")
+    return "; ".join(reasons)
 
 
 def _entries_of_run(root: Path, run: Sequence[str], problems: list[str]) -> dict[str, str]:
@@ -215,7 +240,11 @@ def as_population(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """
     arms = " and ".join(dict.fromkeys(trial.config.arm for trial in trials))
     label = f"{arms} (population of {len(trials)})"
-    return [replace(trial, arm=label, member=True) for trial in trials]
+    members = {trial.name: trial for trial in trials}
+    return [
+        replace(trial, arm=label, member=True, groups_of_donors=groups_of_donors(trial, members))
+        for trial in trials
+    ]
 
 
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -300,7 +329,9 @@ def _read_trial(
             config = GRPOConfig.from_dict(params)
         except ConfigError as error:
             reason = OF_RLLIB if "num_env_runners" in params else error
-            problems.append(f"{where}: {LEFT_OUT} ({reason})")
+            label = arm_and_seed(params)
+            named = where if label is None else f"{where} ({label})"
+            problems.append(f"{named}: {LEFT_OUT} ({reason})")
             return None
     content = content_of(root, (*path, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")

@@ -17,7 +17,8 @@ HEADER = ("member", "rounds", "seed", "settings", "copied from", "held-out rewar
 SAID = (
     "The members of a population copy each other: a member with a low held-out reward takes over "
     "the policy and the settings of a better one, then changes the settings. So members are not "
-    "independent, and no interval is computed."
+    "independent, and no interval is computed. A member that copies another member at a later "
+    "round skips the rounds in between."
 )
 
 
@@ -44,10 +45,39 @@ def lineage(trials: Sequence[TrialRecord]) -> list[tuple[str, ...]]:
 
 
 def stretches_of(trial: TrialRecord) -> Iterator[tuple[Stretch, int]]:
-    """Yield each stretch of a trial with its last round."""
+    """Yield each stretch of a trial with its last round.
+
+    A member that copied a trial at a later round has no rows of the rounds that it skipped.
+    """
     stretches = trial.stretches or [Stretch(first=1, config=trial.config, copied_from=None)]
-    ends = [stretch.first - 1 for stretch in stretches[1:]]
+    ends = [trial.round_before(stretch.first) for stretch in stretches[1:]]
     yield from zip(stretches, [*ends, trial.round], strict=True)
+
+
+def groups_of_donors(trial: TrialRecord, members: Mapping[str, TrialRecord]) -> float | None:
+    """Return how many groups in `count/trained` the trial has only from trials that it copied.
+
+    A copy replaces the member's count with the count of the copied trial, the donor. With
+    asynchronous PBT, the donor may have trained on more groups or fewer.
+
+    Args:
+        trial: The member.
+        members: name -> member, for all members of the population.
+
+    Returns:
+        The number of groups, or None if a donor's row at the copied round is missing.
+    """
+    groups = 0.0
+    for stretch in trial.stretches:
+        if stretch.copied_from is None:
+            continue
+        donor = members.get(stretch.copied_from)
+        copied = donor and donor.groups_after(stretch.first - 1)
+        own = trial.groups_after(trial.round_before(stretch.first))
+        if copied is None or own is None:
+            return None
+        groups += copied - own
+    return groups
 
 
 def varied_settings(trials: Sequence[TrialRecord]) -> list[str]:

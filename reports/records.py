@@ -52,6 +52,8 @@ class TrialRecord:
     arm: str  # label of the config's arm, plus the settings in which trials of that arm differ
     tune_name: str | None = None  # the name that Tune gave the trial, if its settings name no arm
     member: bool = False  # True if PBT may make the trial copy other trials of the experiment
+    # Groups in `count/trained` that copied trials trained on, not this trial; None if unknown.
+    groups_of_donors: float | None = 0.0
     rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
     ended: bool  # True if the last row says that no round follows
     error: str | None  # the last line of error.txt, which Tune keeps even if a retry succeeds
@@ -82,6 +84,27 @@ class TrialRecord:
     def round(self) -> int:
         """Number of rounds trained so far."""
         return int(self.rows[-1]["training_iteration"]) if self.rows else 0
+
+    def round_before(self, round_: int) -> int:
+        """Return the last round before `round_` that has a row, or 0 without such a row."""
+        earlier = (int(row["training_iteration"]) for row in self.rows)
+        return max((n for n in earlier if n < round_), default=0)
+
+    def groups_after(self, round_: int) -> float | None:
+        """Return the number of groups trained on up to a round, or None without its row."""
+        if round_ == 0:
+            return 0.0
+        return next(
+            (r.get("count/trained") for r in self.rows if r["training_iteration"] == round_), None
+        )
+
+    @property
+    def groups(self) -> float | None:
+        """Number of groups that the trial itself has trained on, or None if it is unknown."""
+        trained = self.last("count/trained")
+        if trained is None or self.groups_of_donors is None:
+            return None
+        return trained - self.groups_of_donors
 
     @property
     def complete(self) -> bool:

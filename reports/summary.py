@@ -131,7 +131,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
     """Return the figures of a trial, or None if the trial has no row yet."""
     if not trial.rows:
         return None
-    trained = trial.last("count/trained")
+    groups = trial.groups
     return TrialSummary(
         arm=trial.arm,
         seed=trial.config.seed,
@@ -139,7 +139,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         planned_rounds=trial.config.rounds,
         complete=trial.complete,
         stopped_by=trial.stopped_by,
-        samples=None if trained is None else trained * trial.config.rollout.group_size,
+        samples=None if groups is None else groups * trial.config.rollout.group_size,
         wall_clock_s=trial.last("time/wall_clock_s") or None,
         ran=_span(trial),
         pace=trial.pace,

@@ -271,9 +271,15 @@ class Plan:
     def _not_found(self) -> str:
         """Say that this command has not started an experiment with this name."""
         if has_results(self.directory):
+            instead = (
+                'to add seeds, call fit() of a new tune.Tuner with the same name and with "seed": '
+                "tune.grid_search([…]), which lists only the new seeds"
+                if self.options.extend
+                else "continue it with tune.Tuner.restore"
+            )
             return (
-                f"a program with its own Tuner started {self.directory}; continue it with "
-                "tune.Tuner.restore, as docs/howto/tuner.md shows"
+                f"a program with its own Tuner started {self.directory}; {instead}, as "
+                "docs/howto/tuner.md shows"
             )
         return (
             f"no experiment {self.name} in {self.storage}; if it is stored elsewhere, add "

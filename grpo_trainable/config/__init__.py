@@ -31,6 +31,7 @@ from grpo_trainable.config.schema import CHECKS, OF_TRAINING, of_other_placement
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
 from grpo_trainable.config.trial import (
     GRPOConfig,
+    arm_and_seed,
     default_beside,
     defaults_with,
     expanded,
@@ -69,6 +70,7 @@ __all__ = [
     "OptimSettings",
     "TaskSettings",
     "VineSettings",
+    "arm_and_seed",
     "checks_of",
     "choice",
     "choice_or_path",

@@ -345,6 +345,22 @@ def expanded(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, 
     return with_adapter(make_absolute(expand_set(data), directory), directory)
 
 
+def arm_and_seed(data: Mapping[str, Any]) -> str | None:
+    """Return `arm/seed` of nested settings. The other settings may be invalid.
+
+    Returns:
+        The text, or None if the settings name no arm, or if their arm, seed or `set` is invalid.
+    """
+    if "arm" not in data:
+        return None
+    try:
+        given = {"seed": DEFAULTS["seed"], **expand_set(data)}
+        arm, seed = (converted(key, given[key], CHECKS[key]) for key in ("arm", "seed"))
+    except ConfigError:
+        return None
+    return f"{arm}/{seed}"
+
+
 def prepared(
     data: Mapping[str, Any], base_dir: str | None = None, *, must_fetch: bool = True
 ) -> dict[str, Any]:

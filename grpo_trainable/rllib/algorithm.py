@@ -181,12 +181,21 @@ class GRPO(Algorithm):
         self._report = self.trial.run_round()
 
     def step(self) -> dict[str, Any]:
-        """Run one round with RLlib's bookkeeping, and return the round's result."""
+        """Run one round with RLlib's bookkeeping, and return the round's result.
+
+        Raises:
+            RuntimeError: An earlier call returned the result of the last round.
+        """
         assert self.trial is not None
         if self.trial.pipeline.ended:
-            # Tune restored the checkpoint of the last round without knowing that the trial had
-            # ended. The result of the last round has already been reported.
-            return {RESULT_DUPLICATE: True, "done": True}
+            if self._iterations_since_restore:
+                raise RuntimeError(
+                    f"the trial ended after round {self.iteration}; restore an earlier "
+                    "checkpoint, or build an algorithm with more rounds"
+                )
+            # The checkpoint of the last round was restored. The result of the last round has
+            # already been reported, and Tune ignores this one.
+            return {RESULT_DUPLICATE: True, "done": True, TRAINING_ITERATION: self.iteration}
         results = super().step()
         assert self._report is not None
         return _merged(results, _results(self._report))
@@ -245,6 +254,7 @@ class GRPO(Algorithm):
         """Continue from a checkpoint."""
         # Algorithm.restore_from_path would send weights to its EnvRunners.
         super(Algorithm, self).restore_from_path(path, *args, **options)
+        self._iterations_since_restore = 0
 
     def get_checkpointable_components(self) -> list[tuple[str, Checkpointable]]:
         """Return the trial as the only component."""

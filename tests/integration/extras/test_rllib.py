@@ -328,6 +328,15 @@ def test_a_trial_through_rllib_is_the_same_bits_as_through_tune(
     assert {k: got.counters[k] for k in with_all} == expected.counters
 
 
+def test_an_algorithm_that_has_ended_trains_no_further(algorithms: Any, tmp_path: Path) -> None:
+    algo = algorithms(config_of(rounds=1))
+    assert algo.train()["done"]
+    with pytest.raises(RuntimeError, match=r"^the trial ended after round 1; restore an earlier"):
+        algo.train()
+    algo.restore_from_path(algo.save_to_path(tmp_path / "last"))
+    assert algo.train() == {"__duplicate__": True, "done": True, "training_iteration": 1}
+
+
 def test_a_module_has_the_learners_weights_and_law(algorithms: Any) -> None:
     algo = algorithms(config_of())
     algo.train()
@@ -384,7 +393,8 @@ def test_tune_finds_it_by_name_and_its_checkpoint_goes_on(
         algo = Algorithm.from_checkpoint(directory)
     assert isinstance(algo, GRPO)
     assert algo.training_iteration == algo.trial.rounds_trained == 2
-    assert algo.train() == {"__duplicate__": True, "done": True}  # there are no more rounds
+    # There are no more rounds.
+    assert algo.train() == {"__duplicate__": True, "done": True, "training_iteration": 2}
     algo.stop()
 
 

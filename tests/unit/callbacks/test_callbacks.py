@@ -1301,7 +1301,7 @@ def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     assert "█" * BAR_WIDTH in text
 
 
-def test_a_trial_with_invalid_settings_is_shown_as_failed_under_tunes_name(tmp_path, capsys):
+def test_a_trial_with_invalid_settings_is_shown_as_failed_under_its_name(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "GRPO_1a2b_00003", lag=1), ConsoleCallback()
     Path(trial.path).mkdir()
     reason = "ConfigError: lag=1: needs placement=disaggregated, got colocated"
@@ -1311,8 +1311,8 @@ def test_a_trial_with_invalid_settings_is_shown_as_failed_under_tunes_name(tmp_p
     trial.status = "ERROR"
     callback.on_trial_error(iteration=0, trials=[trial], trial=trial)
     started, failed = capsys.readouterr().out.splitlines()
-    assert started.endswith("GRPO_1a2b_00003    started (trial 1 of 1)")
-    assert failed.endswith(f"GRPO_1a2b_00003    failed: {reason}")
+    assert started.endswith("sync/0             started (trial 1 of 1)")
+    assert failed.endswith(f"sync/0             failed: {reason}")
     text = rendered(live_table([trial], {}, 1))
     assert "0 of 1 trial done, 1 failed" in text
     assert "starting" not in text
@@ -1395,6 +1395,17 @@ def test_a_clone_keeps_its_name(tmp_path):
     trial.evaluated_params = {"arm": "sync", "seed": 1}
     trial.config = {**trial.config, "seed": 3}  # as when PBT copies another trial's settings
     assert label(trial) == "sync/1"
+
+
+def test_a_trial_with_invalid_settings_is_named_by_its_arm_and_seed(tmp_path):
+    invalid = {"placement": "colocated", "lag": 1}
+    assert label(FakeTrial(tmp_path / "trial", seed=1, **invalid)) == "sync/1"
+    trial = FakeTrial(tmp_path / "trial", set={"system": "lag=1,seed=2"}, placement="colocated")
+    del trial.config["seed"]
+    assert label(trial) == "sync/2"
+    assert label(FakeTrial(tmp_path / "trial", seed="a")) == "trial"
+    del trial.config["arm"], trial.evaluated_params["arm"]
+    assert label(trial) == "trial"
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ class OtherTrial(FakeTrial):
 def other_trial(experiment: Experiment, rounds: int) -> FakeTrial:
     trial = OtherTrial(experiment.directory / "PPO_1", arm="other")
     trial.init_local_path()
-    trial.config = {"env": "CartPole-v1", "lr": 0.1}
+    trial.config, trial.evaluated_params = {"env": "CartPole-v1", "lr": 0.1}, {}
     trial.last_result = row(rounds)
     trial.checkpoint_at(4)
     experiment.trials.append(trial)

@@ -340,8 +340,18 @@ def test_an_experiment_in_which_every_trial_is_invalid_says_why(tmp_path):
         settings = {**config("sync", seed), "placement": "colocated", "lag": 1}
         write_trial(tmp_path, settings, [], error="ConfigError: lag=1")
 
-    reason = r"no trial can be used; sync-0-\S+: left out, .* \(lag=1: needs placement="
-    with pytest.raises(ReportError, match=reason):
+    left_out = [rf"sync-{n}-\S+ \(sync/{n}\): left out, [^;]*lag=1: [^;]+; [^;]+" for n in range(4)]
+    with pytest.raises(ReportError, match=f"no trial can be used; {'; '.join(left_out[:2])}$"):
+        write_report(tmp_path)
+
+    for seed in range(2, 4):
+        settings = {**config("sync", seed), "placement": "colocated", "lag": 1}
+        write_trial(tmp_path, settings, [], error="ConfigError: lag=1")
+    for number in range(2):  # Tune makes the directory of a trial before the trial begins
+        (tmp_path / f"GRPO_7171d_0000{number}_{number}_seed=0_2026-11-28_13-20-13").mkdir()
+
+    more = f"{'; '.join(left_out[:3])}; 1 more trial left out; not begun: 2 trials$"
+    with pytest.raises(ReportError, match=more):
         write_report(tmp_path)
 
 

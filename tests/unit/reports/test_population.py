@@ -128,6 +128,50 @@ def test_members_with_the_same_seed_are_counted_and_named_by_tune(tmp_path):
     ]
 
 
+def write_asynchronous(directory: Path, donor: str) -> ExperimentRecord:
+    """Write two members. After round 4, sync/0 copies sync/1, which is at round 6.
+
+    The donor trains on 20 groups per round, and sync/0 on 16.
+    """
+    write_experiment(directory, scheduler="pbt", num_samples=2)
+    clone = settings(1, 2.4e-4)
+    trained = rows(settings(0, 1e-4), range(1, 5), 0.3)
+    trained += rows(clone, range(7, 9), 0.5, copied_from=donor)
+    for own, groups in zip(trained[4:], (136.0, 152.0), strict=True):
+        own["count/trained"] = groups
+    write_member(directory, 0, trained, clone)
+    others = rows(settings(1, 2e-4), range(1, 9), 0.4)
+    write_member(
+        directory, 1, [{**own, "count/trained": 20.0 * n} for n, own in enumerate(others, 1)]
+    )
+    return read_experiment(directory)
+
+
+def test_a_member_that_copies_a_later_round_has_only_its_own_rounds_and_samples(tmp_path):
+    record = write_asynchronous(tmp_path / "pbt", "sync-1-abc_00001")
+    comparison = compare(record.trials)
+    assert [cells[:2] + cells[4:] for cells in comparison.lineage] == [
+        ("sync/0", "1-4", "-", "0.340 (round 4)"),
+        ("sync/0", "7-8", "sync/1 after round 6", "0.580 (round 8)"),
+        ("sync/1", "1-8", "-", "0.480 (round 8)"),
+    ]
+    assert "at a later round skips the rounds" in " ".join(table(comparison).split())
+    (members,) = comparison.arms.values()
+    size = record.trials[0].config.rollout.group_size
+    assert [member.samples for member in members] == [6 * 16 * size, 8 * 20 * size]
+    data = report_data(record, comparison, None, [], [], [], [], [], {})
+    ranges = [(own["first_round"], own["last_round"]) for own in data["trials"][0]["lineage"]]
+    assert ranges == [(1, 4), (7, 8)]
+
+
+def test_the_samples_of_a_member_are_unknown_without_the_copied_row(tmp_path):
+    comparison = compare(write_asynchronous(tmp_path / "pbt", "sync-9-abc_00009").trials)
+    (members,) = comparison.arms.values()
+    size = members[1].samples
+    assert [member.samples for member in members] == [None, size]
+    assert size is not None
+
+
 def test_a_copy_whose_rounds_were_repeated_is_told_once(tmp_path):
     """The driver was killed after round 6. The clone starts again from the donor's checkpoint."""
     directory = write_experiment(tmp_path / "pbt", scheduler="pbt")

@@ -663,11 +663,17 @@ def test_a_resume_names_the_ways_to_train_more(of_a_file, command):
     refused(command(*RESUME, "--set", "rounds=9"), "export it, and start a new experiment")
 
 
-@pytest.mark.parametrize("option", ["--resume", "--extend"])
-def test_a_resume_refuses_an_experiment_of_somebodys_own_tuner(option, command, tmp_path):
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("--resume", "continue it with tune.Tuner.restore"),
+        ("--extend", 'a new tune.Tuner with the same name and with "seed": tune.grid_search([…])'),
+    ],
+)
+def test_a_resume_refuses_an_experiment_of_somebodys_own_tuner(option, instead, command, tmp_path):
     (tmp_path / "storage" / "own" / "trial").mkdir(parents=True)
     (tmp_path / "storage" / "own" / "trial" / "result.json").write_text("{}\n")
-    refused(command(option, "--name", "own"), option, "own Tuner started", "tune.Tuner.restore")
+    refused(command(option, "--name", "own"), option, "own Tuner started", instead)
     status, _, error = command(*SPACE, "--name", "own")
     assert status == 2
     assert error.endswith("exists; choose another name\n")
