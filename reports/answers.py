@@ -18,7 +18,15 @@ from grpo_trainable.telemetry.stages import shares_of_work
 from grpo_trainable.text import joined, rate
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord, error_of_mean
-from reports.summary import COUNTED, MARK, OLDER_RESPONSES, Comparison, median, show
+from reports.summary import (
+    COUNTED,
+    MARK,
+    OLDER_RESPONSES,
+    Comparison,
+    comparable_by_kl,
+    median,
+    show,
+)
 from search_spaces.columns import SHARES, SHOWN_STAGES, Column
 
 REWARD = Column(name="reward", title="held-out reward", metric="reward/eval_mean", form="{:.3f}")
@@ -44,6 +52,7 @@ class Answer:
     said: Sequence[str]  # remarks above the table
     note: str
     measured: Sequence[str]  # how the figures of each column are computed
+    caveats: Sequence[str]  # reasons not to compare figures of different arms
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -133,11 +142,8 @@ def answer(
         f"{'The list below explains the other columns.' if explained else ''}"
         f"{_marked(not_comparable) if has_speed else ''}"
         f"{_marked_as_counted(comparison) if has_speed else ''}{_unknown(values, explained)}",
-        measured=[
-            *_how_measured(explained),
-            *_units(explained),
-            *_how_precise(explained, every),
-        ],
+        measured=[*_how_measured(explained), *_units(explained)],
+        caveats=[*_about_kl(explained, arms), *_how_precise(explained, every)],
     )
 
 
@@ -164,15 +170,19 @@ def _how_measured(columns: Sequence[Column]) -> list[str]:
 
 
 def _units(columns: Sequence[Column]) -> list[str]:
-    """Give the unit of each KL, entropy and NLL, and say what the KL to the reference misses."""
+    """Give the unit of each KL, entropy and NLL."""
     units: dict[str, list[str]] = {}
     for column in columns:
         if column.metric.endswith("_nats") and abs(column.factor) == 1:
             unit = "response" if column.metric.startswith("kl/") else "token"
             units.setdefault(unit, []).append(column.title)
-    said = [f"{', '.join(titles)}: in nats per {unit}." for unit, titles in units.items()]
+    return [f"{', '.join(titles)}: in nats per {unit}." for unit, titles in units.items()]
+
+
+def _about_kl(columns: Sequence[Column], arms: Mapping[str, Sequence[TrialRecord]]) -> list[str]:
+    """Say how far the KL to the reference can be compared."""
     of_reference = [c.title for c in columns if c.metric == "kl/reference_nats"]
-    return said + [f"{title}: {OLDER_RESPONSES}" for title in of_reference]
+    return [f"{title}: {OLDER_RESPONSES}{comparable_by_kl(arms)}" for title in of_reference]
 
 
 def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> list[str]:
@@ -192,8 +202,8 @@ def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> li
     every = len(arms) == len({trial.arm for trial in trials})
     return [
         f"{'Trials measure' if every else f'Only {joined(list(arms))} measured'} some figures on a "
-        "sample of each round's responses, so small differences can be noise. Standard error of "
-        f"such a figure, lowest to highest over these trials: {', '.join(found)}."
+        "sample of each round's responses, so small differences can be noise. Standard errors of "
+        f"these figures: {', '.join(found)}."
     ]
 
 

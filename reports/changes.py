@@ -60,7 +60,6 @@ class Quantity:
     threshold: float  # the report names changes larger than this, in both directions
     relative: bool  # True: the threshold is a share of the value before training
     because: str  # reason for this threshold
-    meaning: str = ""  # short explanation of the title; empty if the title needs none
 
     def change(self, before: float, after: float) -> float:
         """Return the change from `before` to `after` in the unit of the threshold."""
@@ -76,12 +75,11 @@ class Quantity:
             return f"{100 * change:+.0f}%" if math.isfinite(change) else "from zero"
         return f"{100 * change:+.1f} points" if "%" in self.form else f"{change:+.2f}"
 
-    @property
-    def shown_threshold(self) -> str:
-        """Return the threshold as text: `± 25%`."""
-        size = 100 * self.threshold if self.relative or "%" in self.form else self.threshold
+    def shown(self, size: float) -> str:
+        """Return the size of a change as text: `25%`, `10 points` or `0.3 nats per token`."""
+        size = 100 * size if self.relative or "%" in self.form else size
         unit = "%" if self.relative else " points" if "%" in self.form else f" {self.unit}"
-        return f"± {size:g}{unit}"
+        return f"{size:.3g}{unit}"
 
 
 LENGTH = Quantity(
@@ -130,7 +128,6 @@ REPEATED = Quantity(
     unit="",
     fell="responses repeat themselves less (4-grams)",
     rose="responses repeat themselves more (4-grams)",
-    meaning="the share of a response's four-word phrases that occur earlier in it",
     threshold=0.05,
     relative=False,
     because="normal text rarely repeats four words within a few sentences; a loop always does",
@@ -157,7 +154,6 @@ WORDING = Quantity(
     unit="",
     fell="the wording of responses became more alike (3-grams)",
     rose="the wording of responses became more varied (3-grams)",
-    meaning="the number of different three-word phrases, as a share of all three-word phrases",
     threshold=0.15,
     relative=False,
     because="similar texts share some phrases; texts from a template share nearly all",
@@ -171,7 +167,6 @@ COMMONEST = Quantity(
     unit="",
     fell="fewer responses share one phrase (3-gram)",
     rose="more responses share one phrase (3-gram)",
-    meaning="the share of responses that contain the most frequent three-word phrase",
     threshold=0.25,
     relative=False,
     because="one response in four gained or lost a shared phrase",
@@ -186,7 +181,6 @@ NLL = Quantity(
     unit="nats per token",
     fell="the initial policy finds the text more likely (reference NLL)",
     rose="the initial policy finds the text less likely (reference NLL)",
-    meaning="how unlikely the initial policy finds each token of the responses",
     threshold=0.3,
     relative=False,
     because="an average token became a quarter less likely (e^-0.3 = 0.74) or a third more likely "
@@ -240,12 +234,14 @@ class Change:
     @property
     def moved(self) -> bool:
         """Return True if the change exceeds the threshold in any trial: one collapse is enough."""
-        return any(self._beyond(sign) for sign in (-1, 1))
+        return bool(self.sizes)
 
     @property
-    def named(self) -> bool:
-        """Return True if the report names the quantity: it moved, or it may have moved."""
-        return any(self._beyond(sign, noise=0.0) for sign in (-1, 1))
+    def sizes(self) -> dict[int, float]:
+        """Size of each change above the threshold, in thresholds, by place in `names`."""
+        moved = self._beyond(-1) | self._beyond(1)
+        change = self.quantity.change
+        return {place: abs(change(*ends)) / self.threshold for place, ends in moved.items()}
 
     def _found(self) -> Iterator[tuple[str, Mapping[int, Ends], str]]:
         """Yield the description, the ends and the doubt of each change above the threshold.
@@ -257,27 +253,30 @@ class Change:
             if moved := self._beyond(sign):
                 yield said, moved, ""
             elif unsure := self._beyond(sign, noise=0.0):
-                yield said, unsure, " (perhaps not above the threshold)"
+                yield said, unsure, ", perhaps only by the noise of its measurement"
 
     def sentences(self) -> Iterator[str]:
         """Yield one sentence for trials with a fall, and one for trials with a rise.
 
         Only changes above the threshold count. A sentence shows the medians over its trials:
-        `responses became shorter, 38.9 -> 12.4 tokens (-68%)`.
+        `responses became shorter, 38.9 -> 12.4 tokens (-68%, threshold 25%)`.
         """
         quantity = self.quantity
         unit = f" {quantity.unit}" if quantity.unit else ""
         for said, moved, doubt in self._found():
             ends = list(moved.values())
             before, after = (quantity.form.format(end) for end in _medians(ends))
-            change = f"({quantity.shown_change(ends)}){self._among(moved)}{doubt}"
-            yield f"{said}, {before} -> {after}{unit} {change}"
+            threshold = quantity.shown(self.threshold).partition(" ")[0]  # without its unit
+            change = f"{quantity.shown_change(ends)}, threshold {threshold}"
+            where = f"{self._among(moved)}{doubt}"
+            yield f"{said}, {before} -> {after}{unit} ({change}){where}"
 
     def in_short(self) -> Iterator[str]:
-        """Yield a short form of each sentence: `tokens per response -68% in seed 2`."""
-        for _, moved, doubt in self._found():
-            change = f"{self.quantity.shown_change(list(moved.values()))}{self._among(moved)}"
-            yield f"{self.quantity.title} {change}{doubt}"
+        """Yield a short form of each sentence without doubt: `responses became shorter, -68%`."""
+        for said, moved, doubt in self._found():
+            if not doubt:
+                change = self.quantity.shown_change(list(moved.values()))
+                yield f"{said}, {change}{self._among(moved)}"
 
     def _among(self, moved: Collection[int]) -> str:
         """Name the trials in which the quantity moved: ` in seeds 0 and 2`; empty for one trial.
@@ -367,24 +366,30 @@ def _error_of_nll(trial: TrialRecord) -> float:
     return math.hypot(*trial.column(name)[:1], error_of_mean(trial.late(name)))
 
 
-def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
-    """Name the quantities that moved, with their arms, in one line."""
+def moved_in(changes: Mapping[str, Sequence[Change]]) -> list[str]:
+    """Say in one line for each arm what moved. The largest change, in thresholds, comes first."""
     if not any(change.known for own in changes.values() for change in own):
-        return "nothing was measured both before and after training"
-    moved = {arm: [said for c in own for said in c.in_short()] for arm, own in changes.items()}
-    named = [f"{arm} ({', '.join(said)})" for arm, said in moved.items() if said]
+        return ["nothing was measured both before and after training"]
+
+    def largest(own: Sequence[Change]) -> float:
+        return max(size for change in own for size in change.sizes.values())
+
+    moved = {arm: [change for change in own if change.moved] for arm, own in changes.items()}
+    lines = []
+    for arm, own in sorted(moved.items(), key=lambda item: -largest(item[1]) if item[1] else 0):
+        said = [text for c in sorted(own, key=lambda c: -largest([c])) for text in c.in_short()]
+        lines += [f"{arm}: {'; '.join(said)}"] if said else []
     unknown = [arm for arm, own in changes.items() if not_known(own)]
     doubts = [f"not everything was measured in {', '.join(unknown)}"] if unknown else []
     few = [arm for arm, own in changes.items() if any(c.known and c.widened > 1 for c in own)]
     doubts += [f"thresholds are wider for {', '.join(few)} ({FEW})"] if few else []
-    return "; ".join([*(named or ["no quantity moved by more than its threshold"]), *doubts])
+    return [*(lines or ["no quantity moved by more than its threshold"]), *doubts]
 
 
-def meanings(changes: Mapping[str, Sequence[Change]]) -> str:
-    """Explain the titles of the quantities that moved. A space precedes each sentence."""
-    moved = {c.name for own in changes.values() for c in own if c.named}
-    explained = [q for q in QUANTITIES if q.name in moved and q.meaning]
-    return "".join(f" {q.title[:1].upper()}{q.title[1:]}: {q.meaning}." for q in explained)
+def most_moved(changes: Sequence[Change]) -> int:
+    """Return the place of the trial with the largest change, in thresholds; 0 if none moved."""
+    sizes = [(size, place) for change in changes for place, size in change.sizes.items()]
+    return max(sizes)[1] if sizes else 0
 
 
 def not_known(changes: Sequence[Change]) -> list[str]:

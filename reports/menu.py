@@ -76,6 +76,7 @@ class Noise:
     evaluation_share: float
     # Standard deviation that the evaluation adds to a seed's difference in reward.
     evaluation_sd: float
+    seed_sd: float  # observed standard deviation of the difference between seeds
     prompts: int  # number of prompts in the last evaluation
     more_prompts: int  # `MORE_PROMPTS` times as many, but not more than the task holds out
     held_out: int | None  # number of prompts that the task holds out; None if unknown
@@ -553,6 +554,7 @@ def _noise(
     return Noise(
         evaluation_share=share,
         evaluation_sd=math.sqrt(rest / prompts),
+        seed_sd=math.sqrt(of_seeds / prompts),
         prompts=prompts,
         more_prompts=more,
         held_out=held_out,

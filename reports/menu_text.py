@@ -42,10 +42,10 @@ PARETO = "†"  # follows the name of an arm in the Pareto set
 ALIKE = 0.1
 MAX_SEEDS = 20  # --max-seeds in a suggested command, unless there are already more seeds
 HEADER = (
-    *("arm", "speed-up", "at equal cost", "reward difference", "verdict", "seeds", "power"),
-    "to decide",
+    *("arm", "speed-up", "at equal cost", "reward difference", "verdict", "seeds"),
+    *("power if equal", "to decide"),
 )
-MAY_BE_EMPTY = ("speed-up", "at equal cost", "power", "to decide")
+MAY_BE_EMPTY = ("speed-up", "at equal cost", "power if equal", "to decide")
 EMPTY = {"-", MARK}
 
 
@@ -113,7 +113,7 @@ def _clear_but_undecided(menu: Menu) -> list[str]:
     base, said = menu.baseline.arm, []
     for row in menu.others:
         own = row.reward
-        if not _is_undecided(row) or _is_single(row) or own is None or not own.told_apart:
+        if own is None or not _is_clear(row):
             continue
         side, doubt = (
             ("above", "the bounds of the menu allow no verdict")
@@ -170,8 +170,8 @@ def notes(menu: Menu) -> list[str]:
         f"mean over the seeds{bounds}. No worse: the lower bound is above "
         f"{written(-menu.margin, REWARD)}. Better: the lower bound is above 0. Worse: the upper "
         f"bound is below {written(-menu.margin, REWARD)}. Undecided: none of these."
-        f"{_said_of_undecided(menu)}"
-        f"{_said_of_pareto_set(menu)}"
+        f"{_said_of_pareto_set(menu)}",
+        *_said_of_undecided(menu),
     ]
     if any(_is_single(row) for row in menu.others):
         told.append(
@@ -182,7 +182,7 @@ def notes(menu: Menu) -> list[str]:
             f"at least {FIRST_LOOK} seeds: launch/tune.py --extend --num-samples {FIRST_LOOK}, "
             "with the --name and --storage of this experiment."
         )
-    told += _said_of_more_seeds(menu) + _said_of_disturbed_rounds(menu)
+    told += _said_of_disturbed_rounds(menu)
     if any(MARK in cells for cells in shown(menu)):
         told.append(f"{MARK}: other processes disturbed too many rounds to compare this speed.")
     told += [
@@ -195,88 +195,107 @@ def notes(menu: Menu) -> list[str]:
             f"Trials that failed or were stopped do not count: {', '.join(early)}. If they ended "
             "because they trained badly, the reward of their arm looks too high."
         )
-    return told + [
+    told += [
         _said_of_noise(row.arm, row.noise)
         for row in menu.others
         if row.noise is not None and _is_undecided(row) and _may_be_reduced(row)
     ]
+    return told + _said_of_more_seeds(menu)
 
 
-def _said_of_undecided(menu: Menu) -> str:
+def _said_of_undecided(menu: Menu) -> list[str]:
     """Explain the columns that only undecided arms have; empty if there is no such arm."""
     if not any(_is_undecided(row) and not _is_single(row) for row in menu.others):
-        return ""
-    return (
-        " Power: the chance that an arm equal to the baseline gets the verdict “no worse”. To "
-        f"decide: the number of {_seeds_to_run(menu)} that would lead to a decision in "
-        f"{POWER:.0%} of experiments if the observed difference and scatter were the true ones, "
-        "and the time that the trials of the arm and of the baseline with these seeds would take. "
-        "Power and this number use the observed scatter or the noise of the evaluation, whichever "
-        "is larger. The bounds use the observed scatter."
-    )
-
-
-def _seeds_to_run(menu: Menu) -> str:
-    """Return a phrase for the seeds that the column “to decide” counts."""
-    return "further seeds" if menu.design.may_grow else "seeds of a new experiment"
+        return []
+    seeds = "further seeds" if menu.design.may_grow else "seeds of a new experiment"
+    return [
+        "Power if equal: the chance of the verdict “no worse” if the arm truly equals the "
+        f"baseline. To decide: the number of {seeds} that would lead to a decision in "
+        f"{POWER:.0%} of experiments if the arm truly differs by the observed difference, and the "
+        "time that the trials of the arm and of the baseline with these seeds would take."
+    ]
 
 
 def _said_of_more_seeds(menu: Menu) -> list[str]:
     """Say how to run the seeds that the column “to decide” counts."""
-    judged = [row.judgement for row in menu.others if row.judgement is not None]
-    found = {
+    named = {
         row.arm: row.judgement.seeds_needed
         for row in menu.others
-        if row.judgement is not None and row.judgement.seeds_missing
+        if row.judgement is not None
+        and row.judgement.seeds_missing
+        and row.judgement.seeds_needed is not None
     }
-    named = {arm: seeds for arm, seeds in found.items() if seeds is not None}
-    needed = list(named.values())
-    own, grows = menu.experiment.own_tuner, menu.design.may_grow
+    if not named:
+        return []
+    most, grows = max(named.values()), menu.design.may_grow
     said = []
-    if not grows and any(judgement.seeds_missing != 0 for judgement in judged):
+    if not grows:
         said.append(
-            "A fixed number of seeds allows only one test, which has been made. So “to decide” "
+            "A fixed number of seeds allows only one test, which has been made, so “to decide” "
             "counts the seeds of a new experiment."
         )
-        if not own:
-            said.append("With --max-seeds, an experiment may be judged after every seed.")
-    if needed and own:
-        said.append(f"To run these seeds: {_in_own_tuner(max(needed))}.")
-    elif needed:
-        asked = [menu.baseline.arm, *named]
-        question = menu.experiment.question
-        # A label that is not an arm of the space cannot be given to `--set arm=`.
-        known = question is not None and set(question.arms).issuperset(asked)
-        every = grows or not known or len(named) == len(menu.others)
-        if grows:
-            said.append(
-                f"To run these seeds: launch/tune.py --extend --num-samples {max(needed)}, with "
-                "the --name and --storage of this experiment."
-            )
-        if min(needed) < max(needed) or (every and len(needed) < len(menu.others)):
-            said.append(
-                f"{'This' if grows else 'The following'} command also runs arms that need fewer "
-                "seeds or none. So it takes longer than the times under “to decide”."
-            )
-        if not grows:
-            new = _new_experiment(menu, [] if every else asked, max(needed))
-            said.append(f"To run the new experiment:\n{new}")
-    return [" ".join(said)] if said else []
+    if menu.experiment.own_tuner:
+        return [" ".join([*said, f"To run these seeds: {_in_own_tuner(most)}."])]
+    # A clear difference may be due to chance, so it is worth repeating.
+    run = [row for row in menu.others if row.arm in named or _is_clear(row)]
+    asked = [menu.baseline.arm, *(row.arm for row in run)]
+    question = menu.experiment.question
+    # A label that is not an arm of the space cannot be given to `--set arm=`.
+    known = question is not None and set(question.arms).issuperset(asked)
+    if grows or not known:
+        run, asked = list(menu.others), []
+    prompts = None if grows else _advised_prompts(run)
+    more = [
+        f"{row.arm} (to check its clear difference)" if asked and row.arm not in named else row.arm
+        for row in run
+        if named.get(row.arm, 0) < most
+    ]
+    added = [f"{plural(most, 'seed')} of {joined(more)}"] if more else []
+    added += [f"{prompts} prompts in the last evaluation"] if prompts else []
+    if grows:
+        said.append(
+            f"To run these seeds: launch/tune.py --extend --num-samples {most}, with the --name "
+            "and --storage of this experiment."
+        )
+    if added:
+        said.append(
+            f"{'This' if grows else 'The following'} command includes {joined(added)}, so it takes "
+            "longer than the times under “to decide”."
+        )
+    if not grows:
+        arms = [] if len(run) == len(menu.others) else asked
+        new = _new_experiment(menu, arms, most, prompts)
+        said.append(f"To run the new experiment:\n{new}")
+    return [" ".join(said)]
 
 
-def _new_experiment(menu: Menu, arms: Sequence[str], seeds: int) -> str:
+def _advised_prompts(rows: Sequence[MenuRow]) -> int | None:
+    """Return how many prompts the new experiment should evaluate on last; None: as before.
+
+    More prompts must be cheaper than more seeds for one of these arms, and dearer for none.
+    """
+    noise = [row.noise for row in rows if row.noise is not None]
+    costs = [own.relative_cost for own in noise if own.relative_cost is not None]
+    numbers = [own.more_prompts for own in noise if own.held_out is not None]
+    advised = bool(costs) and min(costs) < 1 - ALIKE and max(costs) <= 1 + ALIKE
+    return max(numbers, default=None) if advised else None
+
+
+def _new_experiment(menu: Menu, arms: Sequence[str], seeds: int, prompts: int | None) -> str:
     """Return the command that repeats the experiment with new seeds.
 
     Args:
         menu: The menu.
         arms: The arms to run; empty for the arms of the experiment.
         seeds: The number of seeds.
+        prompts: The number of prompts in the last evaluation; None for that of the experiment.
     """
     experiment, options = menu.experiment, menu.options
     stored = experiment.description
     fixed = stored.get("fixed")
     fixed = dict(fixed) if isinstance(fixed, Mapping) else {}
     fixed |= {"arm": ",".join(arms)} if arms else {}
+    fixed |= {"eval.final_prompts": prompts} if prompts else {}
     margin = "margin" if options.margin is not None else "margin_relative"
     given = {
         "space": stored.get("space_source", stored.get("space")),
@@ -412,9 +431,10 @@ def _prices(menu: Menu) -> list[str]:
         takes = f"{cost} more" if menu.design.may_grow else f"a new experiment of {cost}"
         said.append(f"Deciding {named} would probably take {takes}.")
     if far:
+        arms = "it" if len(far) == 1 else "them"
         said.append(
-            f"{joined(far)} would probably need more than {_most(menu)} seeds, because "
-            "differences close to the margin, or with a wide scatter, are hard to decide."
+            f"{joined(far)} would probably need more than {_most(menu)} seeds. To decide {arms}, "
+            "accept a larger margin in a new experiment."
         )
     if any(map(_is_single, menu.others)):
         said.append("One seed gives no verdict.")
@@ -449,13 +469,21 @@ def _may_be_reduced(row: MenuRow) -> bool:
 
 
 def _said_of_noise(arm: str, noise: Noise) -> str:
-    share = noise.evaluation_share
-    part = "nearly all" if share > 0.95 else f"roughly {share:.0%}"
-    rest = "" if share > 0.95 else ". Only more seeds reduce the rest"
-    said = (
-        f"Noise of {arm}: {part} of the variance between seeds comes from the evaluation (prompts "
-        f"and sampled responses){rest}."
-    )
+    if noise.seed_sd < noise.evaluation_sd:
+        said = (
+            f"Noise of {arm}: by chance, its seeds differ by less (standard deviation "
+            f"{noise.seed_sd:.3f}) than the noise of the evaluation alone would make them differ "
+            f"({noise.evaluation_sd:.3f}). So its bounds may be too narrow. The last two columns "
+            "use the larger figure."
+        )
+    else:
+        share = noise.evaluation_share
+        part = "nearly all" if share > 0.95 else f"roughly {share:.0%}"
+        rest = "" if share > 0.95 else ", and only more seeds reduce the rest"
+        said = (
+            f"Noise of {arm}: {part} of the variance between seeds comes from the evaluation "
+            f"(prompts and sampled responses){rest}."
+        )
     cost, more = noise.relative_cost, noise.more_prompts
     if more == noise.prompts:
         return (
@@ -465,16 +493,15 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
     if cost is None:
         return said
     if abs(cost - 1) <= ALIKE:
-        return f"{said} More prompts and more seeds reduce the noise at about the same cost."
+        return f"{said} More prompts cost about as much as more seeds."
     if cost > 1:
-        return f"{said} More seeds are the cheaper way to reduce the noise."
+        return f"{said} More seeds cost less than more prompts."
     how = (
-        f"{MORE_PROMPTS} times as many prompts (eval.final_prompts), if the task holds out so many"
+        f"{MORE_PROMPTS} times as many prompts (eval.final_prompts), if the task holds out so many,"
         if noise.held_out is None
-        else f"eval.final_prompts={more} in place of {noise.prompts}"
+        else f"{more} prompts instead of {noise.prompts} (eval.final_prompts={more})"
     )
-    costs = f"a given precision costs {cost:.0%} of what it costs with more seeds"
-    return f"{said} With {how}, {costs}."
+    return f"{said} For the same precision, {how} cost {cost:.0%} of what more seeds cost."
 
 
 # ---- Cells -----------------------------------------------------------------------------------
@@ -537,6 +564,12 @@ def _time(price: Price) -> str:
 
 def _is_undecided(row: MenuRow) -> bool:
     return row.judgement is not None and row.verdict == UNDECIDED
+
+
+def _is_clear(row: MenuRow) -> bool:
+    """Return True if an undecided arm differs clearly from the baseline in reward."""
+    clear = row.reward is not None and bool(row.reward.told_apart)
+    return clear and _is_undecided(row) and not _is_single(row)
 
 
 def _is_single(row: MenuRow) -> bool:

@@ -93,7 +93,7 @@ def render_page(
         _answer_section(asked),
         _changes_section(comparison),
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
-        _examples_section(experiment, files),
+        _examples_section(experiment, comparison, files),
         settings_section(experiment),
         _extensions_section(experiment),
         _machine_section(experiment),
@@ -134,6 +134,7 @@ def _head(
     ]
     facts = [
         ("experiment", name),
+        *_trained(experiment),
         *([("run by", "your own Tuner")] if experiment.own_tuner else origin),
         ("report written", time.strftime("%Y-%m-%d %H:%M %Z")),
     ]
@@ -157,6 +158,24 @@ def _head(
     )
 
 
+def _trained(experiment: ExperimentRecord) -> list[tuple[str, str]]:
+    """Return the task, the model and the samples per trial, as far as all trials share them."""
+    configs = [trial.config for trial in experiment.trials]
+    facts = {
+        "task": {f"{own.task.name}{_range_of_reward(own)}" for own in configs},
+        "model": {own.model.path or own.model.preset or "" for own in configs},
+        "samples per trial": {str(experiment.description.get("samples") or "")},
+    }
+    return [(key, min(values)) for key, values in facts.items() if len(values) == 1 and all(values)]
+
+
+def _range_of_reward(config: GRPOConfig) -> str:
+    """Return the rewards that a response can earn, in brackets, or "" if they are not known."""
+    task = config.task
+    own = task.has_custom_reward or task.part_weights or task.length_penalty
+    return "" if own or task.name != "keyword" else " (reward 0 or 1)"
+
+
 def _arms_run(experiment: ExperimentRecord) -> str:
     """Say how many arms of the search space the experiment has, if not all, as HTML."""
     if experiment.question is None:
@@ -168,20 +187,25 @@ def _arms_run(experiment: ExperimentRecord) -> str:
         return ""
     return (
         f'<p class="note">This experiment has {len(run)} of the {len(asked)} arms of its search '
-        f"space.{escaped(_equal_but_for_lag(experiment))}</p>\n"
+        f"space.{escaped(_effect_of_lag(experiment))}</p>\n"
     )
 
 
-def _equal_but_for_lag(experiment: ExperimentRecord) -> str:
-    """Name the arms that differ only in lag, unless this is true of all arms or of none."""
+def _effect_of_lag(experiment: ExperimentRecord) -> str:
+    """Name the arms that differ only in lag; empty if there are none."""
     groups: dict[str, dict[str, int]] = {}
     for trial in experiment.trials:
         alike = trial.config.to_dict() | dict.fromkeys(("arm", "seed", "lag"))
         groups.setdefault(repr(alike), {})[trial.arm] = trial.config.lag
-    found = [joined(list(lags)) for lags in groups.values() if len(set(lags.values())) > 1]
-    if not found or len(groups) == 1:
+    found = [f"between {joined(list(g))}" for g in groups.values() if len(set(g.values())) > 1]
+    if not found:
         return ""
-    return f" Arms that differ only in lag: {'; '.join(found)}."
+    if len(groups) == 1:
+        return " All arms differ only in lag."
+    return (
+        f" The effect of a lag can be seen only {joined(found)}, because all other pairs of arms "
+        "differ in other settings."
+    )
 
 
 def _menu_section(menu: Menu | None) -> str:
@@ -191,8 +215,7 @@ def _menu_section(menu: Menu | None) -> str:
     return (
         '<section id="menu">\n<h2>Menu</h2>\n'
         f"{narrow_tables(header, rows)}\n"
-        + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in menu_text.notes(menu))
-        + "</section>"
+        f"{_notes(menu_text.notes(menu))}</section>"
     )
 
 
@@ -224,13 +247,22 @@ def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
     reward.
     """
     found = [escaped(note) for note in (changed_code(experiment), *comparison.truncated()) if note]
-    if any(change.moved for own in comparison.changes.values() for change in own):
-        found.append(
-            'Before you trust the reward, check <a href="#changes">the other quantities that '
-            f"changed</a>: {escaped(changes.moved_in(comparison.changes))}."
-            f"{escaped(changes.meanings(comparison.changes))}"
-        )
-    return "".join(f'<p class="status bad">{text}</p>\n' for text in found)
+    said = "".join(f'<p class="status bad">{text}</p>\n' for text in found)
+    moved = [arm for arm, own in comparison.changes.items() if any(c.moved for c in own)]
+    if not moved:
+        return said
+    base = comparison.baseline
+    shared = (
+        f" Changes that the baseline {base} shares do not come from the settings in which the arms "
+        "differ."
+        if base in moved and len(moved) > 1
+        else ""
+    )
+    return (
+        f'{said}<div class="status bad">Before you trust the reward, check <a href="#changes">the '
+        f"other quantities that changed</a>.{escaped(shared)}\n"
+        f"{html_list([f'{line}.' for line in changes.moved_in(comparison.changes)])}</div>\n"
+    )
 
 
 def _missing(
@@ -313,15 +345,20 @@ def _table_section(comparison: Comparison, experiment: ExperimentRecord) -> str:
     usual = GRPOConfig.from_dict({}).loss
     if any(trial.config.loss != usual for trial in experiment.trials):
         see += f" docs/algorithms.md explains {'their objectives' if several else 'its objective'}."
-    notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
+    notes = [note for note in (comparison.note(), *comparison.warnings()) if note]
+    explained = [comparison.columns_explained(), *comparison.notes_on_other_work()]
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
         "<p>One row per arm. Samples/s is the arm's speed, and device-hours are its cost. The "
         f"held-out reward shows what the arm learned.{see}</p>\n"
         f"{narrow_tables(comparison.header, comparison.rows())}\n"
-        + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
-        + "</section>"
+        f"{_notes(notes)}<details><summary>What the columns mean, and what other processes "
+        f"disturbed</summary>\n{_notes(explained)}</details>\n</section>"
     )
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
 
 
 def _population_section(comparison: Comparison) -> str:
@@ -342,10 +379,8 @@ def _told_section(
     bounds = ""
     if has_menu:
         bounds = (
-            " The intervals below differ from the bounds in the menu: they are two-sided, they "
-            "are not corrected for the number of arms, and for rewards they also count the "
-            "held-out prompts as a sample, which changes their degrees of freedom. So they can be "
-            "narrower or wider than the bounds."
+            " The menu's bounds are computed differently (one-sided, corrected for the number of "
+            "arms, over seeds only), so they can disagree with these intervals. Decide by the menu."
         )
     every = ""
     if len(pairs) > 1:  # a single pair is already in the list above
@@ -413,39 +448,49 @@ def _answer_section(found: Answer | None) -> str:
         f"{html_list(found.said)}"
         f"{narrow_tables(header[:first], [row[:first] for row in rows])}\n"
         f"{of_stages}"
-        f'<p class="note">{escaped(found.note)}</p>\n'
-        f'<div class="note">{html_list(found.measured)}</div>\n</section>'
+        f"<details><summary>How these figures are computed</summary>\n{_notes([found.note])}"
+        f'<div class="note">{html_list(found.measured)}</div>\n</details>\n'
+        f"{_notes(found.caveats)}</section>"
     )
 
 
 def _changes_section(comparison: Comparison) -> str:
     """Return the section on quantities that moved, with a collapsed table of every quantity."""
-    said = []
+    said: dict[str, list[str]] = {}
     for arm, own in comparison.changes.items():
         moved = [sentence for change in own for sentence in change.sentences()]
         missing = changes.not_known(own)
         moved += [f"not measured in every trial: {', '.join(missing)}"] if missing else []
         told = "; ".join(moved) or "no quantity moved by more than its threshold"
-        said.append(f"<li><b>{escaped(arm)}</b>: {escaped(told).replace('-&gt;', '→')}.</li>")
+        said.setdefault(told, []).append(arm)
+    items = "".join(
+        f"<li><b>{escaped(', '.join(arms))}</b>: {escaped(told).replace('-&gt;', '→')}.</li>"
+        for told, arms in said.items()
+    )
+    found = (
+        " The figures are medians over the trials in which the quantity moved. A change can be "
+        'harmless: to find out, read <a href="#examples">responses</a>. The Parquet files in the '
+        "directory evaluations/ of a trial have all its held-out responses."
+        if any(change.moved for own in comparison.changes.values() for change in own)
+        else ""
+    )
     quantities = changes.QUANTITIES
     rows = [
         (arm, *(ends(c.before, c.after, c.quantity.form) for c in own))
         for arm, own in comparison.changes.items()
     ]
-    rows.append(("threshold", *(quantity.shown_threshold for quantity in quantities)))
+    thresholds = [f"± {quantity.shown(quantity.threshold)}" for quantity in quantities]
+    rows.append(("threshold", *thresholds))
     explained = [
-        (q.title, f"{q.measured}.", q.shown_threshold, f"{q.because}.") for q in quantities
+        (q.title, f"{q.measured}.", threshold, f"{q.because}.")
+        for q, threshold in zip(quantities, thresholds, strict=True)
     ]
     return (
         '<section id="changes">\n<h2>Side effects of training</h2>\n'
         "<p>A policy can earn reward by changing something you did not intend. This section lists "
         "every quantity that moved by more than its threshold in any trial, up or down, between "
-        "the start of training and the latest round. “Perhaps not above the threshold” means that "
-        "the change exceeds its threshold by less than the noise of its measurement. The figures "
-        "are medians over the trials in which the quantity moved. A listed change can be harmless: "
-        "read responses to find out. The page shows those of one trial of each arm. The directory "
-        "evaluations/ of a trial has all.</p>\n"
-        f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
+        f"the start of training and the latest round.{found}</p>\n"
+        f"<ul>{items}</ul>\n<details><summary>All quantities and their thresholds"
         f"</summary>\n{narrow_tables(('arm', *(q.title for q in quantities)), rows)}\n"
         f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
         '<p class="note">A change is judged within each trial. The ranges in the first table cover '
@@ -502,10 +547,15 @@ def _legend(arms: Sequence[str]) -> str:
 # ---- Responses -------------------------------------------------------------------------------
 
 
-def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFiles]) -> str:
+def _examples_section(
+    experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
+) -> str:
     blocks = []
     for place, (arm, trials) in enumerate(experiment.arms.items()):
         trial = trials[0]
+        if own := comparison.changes.get(arm):
+            # The comparison leaves out trials without a row.
+            trial = [trial for trial in trials if trial.rows][changes.most_moved(own)]
         examples = files[trial.name].examples
         if not examples.pairs:
             why = (
@@ -525,18 +575,28 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
                 for pair in examples.pairs
             )
         opened = " open" if place == 0 else ""
-        title = f"{arm}, seed {trial.config.seed}"
-        blocks.append(f"<details{opened}><summary>{escaped(title)}</summary>\n{content}</details>")
+        rewards = ends([trial.last("reward/eval_first")], [trial.reward_after], "{:.3f}")
+        title = f"{arm}, seed {trial.config.seed}, held-out reward {rewards}"
+        blocks.append(
+            f"<details{opened}><summary>{escaped(title).replace('-&gt;', '→')}"
+            f"</summary>\n{content}</details>"
+        )
     return (
         '<section id="examples">\n<h2>Before and after</h2>\n'
-        "<p>The first response to each prompt, before training and at the latest evaluation. The "
-        "prompts are the first held-out prompts, not a selection. Scores after the reward "
-        "are its parts, without their weights. “format” is 1 if the response has the form that "
-        "the task asks for, and “answer” judges its answer. Without task.reward and "
-        "task.reward_weights, the reward is “answer” alone.</p>\n"
+        "<p>One trial of each arm: the trial with the largest side effect, or else the first. The "
+        "prompts are the first held-out prompts, not a selection, each with its first response "
+        f"before training and at the latest evaluation. {_scores(experiment)}</p>\n"
         + "\n".join(blocks)
         + "\n</section>"
     )
+
+
+def _scores(experiment: ExperimentRecord) -> str:
+    """Explain the scores that follow the reward of a response."""
+    tasks = [trial.config.task for trial in experiment.trials]
+    if any(task.has_custom_reward or task.part_weights for task in tasks):
+        return "Scores after the reward are its parts, without their weights."
+    return "The reward is “answer” alone. “format” does not count."
 
 
 def _truth(truth: str | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from grpo_trainable.config import schedule
 from grpo_trainable.telemetry.metrics import SE
+from grpo_trainable.text import joined
 from reports.canvas import HEIGHT, Plot, Section, panel_rows
 from reports.charts import (
     FIRST_ROUNDS,
@@ -34,7 +35,14 @@ from reports.series import (
     metric,
     stage_seconds,
 )
-from reports.summary import DEVICE, MARK, OLDER_RESPONSES, Comparison
+from reports.summary import (
+    DEVICE,
+    MARK,
+    NONE_BY_KL,
+    OLDER_RESPONSES,
+    Comparison,
+    comparable_by_kl,
+)
 
 LEAST_JOINED = 3  # least number of evaluations that a line joins
 STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
@@ -57,17 +65,20 @@ def sections(
 ) -> list[Section]:
     """Return every plot in the order of the page. `files` has the Parquet figures by trial name."""
     arms = experiment.arms
-    several = any(len(trials) > 1 for trials in arms.values())
     return [
-        *_titled("What was learned", _learning(arms, comparison), several),
-        *_titled("What was learned in each task", _tasks(arms), several),
-        *_titled("What was learned in each part of the reward", _parts(arms), several),
+        Section(
+            title="What was learned",
+            plots=_learning(arms, comparison),
+            note=BANDS if any(len(trials) > 1 for trials in arms.values()) else "",
+        ),
+        *_titled("What was learned in each task", _tasks(arms)),
+        *_titled("What was learned in each part of the reward", _parts(arms)),
         Section(title="Speed and cost", plots=_costs(comparison), legend=False),
         Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
-        *_titled("How far the policy drifted", _drift(arms), several),
-        *_titled("How stale the rollouts were", _lags(arms, comparison, files), several),
-        *_titled("What changed within a round", _steps(arms, files), several),
-        *_titled("How often rollouts were used", _reuse(arms), several),
+        *_titled("How far the policy drifted", _drift(arms)),
+        *_titled("How stale the rollouts were", _lags(arms, comparison, files)),
+        *_titled("What changed within a round", _steps(arms, files)),
+        *_titled("How often rollouts were used", _reuse(arms)),
     ]
 
 
@@ -105,15 +116,9 @@ def menu_section(menu: Menu, arms: Sequence[str]) -> Section:
     return Section(title="The menu as a plot", plots=[plot])
 
 
-def _titled(title: str, plots: list[Plot], several: bool) -> list[Section]:
-    """Return a section with these plots of lines, or none if there are no plots.
-
-    Args:
-        title: The heading.
-        plots: The plots.
-        several: True if an arm has several trials.
-    """
-    return [Section(title=title, plots=plots, note=BANDS if several else "")] if plots else []
+def _titled(title: str, plots: list[Plot]) -> list[Section]:
+    """Return a section with these plots, or none if there are no plots."""
+    return [Section(title=title, plots=plots)] if plots else []
 
 
 def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
@@ -135,14 +140,17 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
     reward = "held-out reward"
     two_points = _not_joined(arms, held_out_by(lambda t, n, row: n))
     timed = _timed(arms, comparison)
+    faster = (
+        "Compare arms here if waiting time matters most: an arm further to the left learns faster. "
+        if sum(map(comparison.comparable, comparison.arms)) > 1
+        else ""
+    )
     wall_clock = lines(
         timed,
         name="reward_wall_clock",
         title="Held-out reward over wall-clock time",
-        look=f"{_beware(comparison)}Compare arms here if waiting time matters most: an arm whose "
-        "curve lies further to the left learns faster. The clock starts with round 1 and excludes "
-        "evaluation and checkpoints."
-        f"{_not_joined(timed, held_out_by(lambda t, n, row: n))}",
+        look=f"{_beware(comparison)}{faster}The clock starts with round 1 and excludes evaluation "
+        "and checkpoints.",
         x_label="wall-clock, seconds",
         y_label=reward,
         series=held_out_by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),
@@ -167,8 +175,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             arms,
             name="reward_samples",
             title="Held-out reward over samples",
-            look="This is the fair comparison of what arms learn: an arm with a lower curve learns "
-            f"less from the same samples.{noise}{two_points}",
+            look="This is the fair comparison of what arms learn: a lower arm learns less from the "
+            f"same samples.{noise}",
             x_label="responses trained on",
             y_label=reward,
             series=held_out_by(lambda t, n, row: samples(t, row)),
@@ -331,7 +339,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             unit="times as fast",
             form="{:.2f}x",
             line=1.0,
-            missing=_no_bar(comparison),
+            missing=_no_bar(comparison, exact=comparison.exact_lags),
         ),
         bars(
             _ratio_bars(comparison, comparison.cost),
@@ -343,7 +351,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
-            missing=_no_bar(comparison),
+            missing=_no_bar(comparison, exact=comparison.exact_lags),
         ),
     ]
 
@@ -370,26 +378,45 @@ def _device_hours(comparison: Comparison, arm: str) -> Bar | str:
     return Bar(statistics.median(values), min(values), max(values)) if values else NOT_KNOWN
 
 
-def _no_bar(comparison: Comparison) -> str:
-    """Return the reason why no arm has a bar."""
-    disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
+def _no_bar(comparison: Comparison, exact: Sequence[str] = ()) -> str:
+    """Return the reason why no arm has a bar.
+
+    Args:
+        comparison: The comparison of the arms.
+        exact: The arms that have no bar anyway, because their lag is exact.
+    """
+    others = [arm for arm in comparison.arms if arm not in exact]
+    disturbed = [arm for arm in others if not comparison.comparable(arm)]
+    saves = f" The exact lag of {', '.join(exact)} saves no time." if exact else ""
     if not disturbed and comparison.not_comparable:
-        return "Other processes disturbed an arm or the baseline in too many seeds."
+        return f"Other processes disturbed an arm or the baseline in too many seeds.{saves}"
     if not disturbed:
         return NO_WALL_CLOCK
     named = "every arm" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
-    return f"Other processes on the machine disturbed {named}."
+    return f"Other processes on the machine disturbed {named}.{saves}"
 
 
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     arms = _timed(arms, comparison)
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
+    trials = [trial for own in arms.values() for trial in own]
+    is_colocated = all(trial.config.placement == "colocated" for trial in trials)
+    waits = (
+        "neither generator nor learner works"
+        if is_colocated
+        else "the generator or the learner waits"
+    )
+    spikes = (
+        " Other processes can also cause spikes."
+        if any(trial.pace is not None and trial.pace.disturbed for trial in trials)
+        else ""
+    )
     exact = (
         " With an exact lag of L, round 1 samples L + 1 batches, and the last L rounds sample none."
         if comparison.exact_lags
         else ""
     )
-    seconds = {arm: stage_seconds(trials, responses=100) for arm, trials in arms.items()}
+    seconds = {arm: stage_seconds(own, responses=100) for arm, own in arms.items()}
     timed = any(any(stages.values()) for stages in seconds.values())
     missing = None if timed else "No round recorded time/…_s."
     alt = "; ".join(
@@ -404,9 +431,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             "one to speed up. The vertical tick marks the total time for 100 responses, excluding "
             "evaluation. The eval segment therefore extends beyond the tick. If other segments "
             "also extend far beyond the tick, stages overlap. Ignore a small excess: each time is "
-            "a separate median over the rounds. Patterned bars show how long the generator or the "
-            "learner waits. Checkpoints are written between rounds, so only the table of arms "
-            "shows their time.",
+            f"a separate median over the rounds. Patterned bars show how long {waits}. "
+            "Checkpoints are written between rounds, so only the table of arms shows their time.",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
             height=height,
@@ -415,9 +441,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
-            look=f"{_beware(comparison)}One panel per arm, with the medians over its trials. Only "
-            "rounds with an evaluation have a layer eval. The other layers should be steady. If a "
-            f"layer grows or spikes, look at the trace of that round.{exact}",
+            look=f"{_beware(comparison)}One panel per arm, with the medians over its trials. "
+            "Layers other than eval should be steady. If one grows or spikes, look at the trace of "
+            f"that round.{spikes}{exact}",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -434,6 +460,12 @@ def _drift(arms: Arms) -> list[Plot]:
         if monitored
         else "KL was not monitored (loss.kl_monitor=false)."
     )
+    comparable = comparable_by_kl(arms)
+    better = (
+        " More held-out reward at equal KL is better, and so is less KL at equal reward."
+        if NONE_BY_KL not in comparable
+        else ""
+    )
     plots = []
     # “From” a policy means KL(that policy ‖ trained policy). The responses are samples from that
     # policy, so the metric, k1, estimates the negative of this KL.
@@ -442,13 +474,12 @@ def _drift(arms: Arms) -> list[Plot]:
             "reference",
             "KL to the reference",
             1.0,
-            "KL(policy ‖ reference): the distance of the policy from the initial policy. At equal "
-            "reward, less is better. Solid: the estimator known as k1, which can be negative. "
-            "Dotted: the estimator known as k3, which is never negative but jumps at a single "
-            "unlikely token. Neither name has to do with k, the number of gradient steps. The y "
-            "axis covers the range of the solid lines, so dotted lines can leave the plot. If this "
-            "range is wide, the axis is linear near 0 and logarithmic elsewhere."
-            f" {OLDER_RESPONSES}{_sampled(arms)}",
+            "KL(policy ‖ reference): the distance of the policy from the initial policy. "
+            f"{OLDER_RESPONSES}{comparable} Solid: the estimator k1, which can be negative. "
+            "Dotted: the estimator k3, which is never negative but jumps at a single unlikely "
+            "token. (Neither is the setting k.) The y axis covers the range of the solid lines, so "
+            "dotted lines can leave the plot. If this range is wide, the axis is linear near 0 and "
+            f"logarithmic elsewhere.{_sampled(arms)}",
         ),
         (
             "previous",
@@ -492,11 +523,9 @@ def _drift(arms: Arms) -> list[Plot]:
             name="frontier",
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Each point is an "
-            f"evaluation. {OLDER_RESPONSES} Between other arms, more held-out reward at equal KL "
-            "is better, and so is less KL at equal reward."
-            f"{_not_joined(arms, frontier)} The KL is never negative, but its estimate can be: a "
-            "point far below 0 means that the policy has moved far from the weights that sampled."
-            f"{_sampled(arms, band=False)}",
+            f"evaluation.{comparable}{better}{_not_joined(arms, frontier)} The KL is never "
+            "negative, but its estimate can be: a point far below 0 means that the policy has "
+            "moved far from the weights that sampled.",
             x_label="KL to the reference, nats per response",
             y_label="held-out reward",
             series=frontier,
@@ -558,7 +587,7 @@ def _clip(arms: Arms) -> bool:
     return any(trial.has(CLIPPED) for trials in arms.values() for trial in trials)
 
 
-def _sampled(arms: Arms, *, band: bool = True) -> str:
+def _sampled(arms: Arms) -> str:
     """Return a remark for plots of metrics that are measured on a sample of the responses."""
     sampled = [
         arm
@@ -570,13 +599,13 @@ def _sampled(arms: Arms, *, band: bool = True) -> str:
     measured = {schedule.monitored_responses(arms[arm][0].config) for arm in sampled}
     numbers = " or ".join(sorted(map(str, measured)))
     several = any(len(trials) > 1 for trials in arms.values())
-    beyond = " beyond the lowest and the highest trial" if several else " on either side"
-    shown = f" The band covers {STANDARD_ERRORS:g} standard errors{beyond}." if band else ""
-    monitored = [arm for arm, trials in arms.items() if trials[0].config.loss.kl_monitor]
-    whole = [arm for arm in monitored if arm not in sampled]
-    others = f" ({', '.join(sampled)}) or on all responses ({', '.join(whole)})" if whole else ""
-    drawn = f"{numbers} responses of each round, drawn at random{others}"
-    return f" Measured on {drawn}.{shown}"
+    further = "further" if several else "to either side"
+    reach = f"{STANDARD_ERRORS:g} standard errors {further}"
+    whose = "" if len(sampled) == len(arms) else f" of {joined(sampled)}"
+    return (
+        f" The figures{whose} are measured on {numbers} responses of each round, drawn at random, "
+        f"so {'the bands reach' if len(sampled) > 1 else 'its band reaches'} {reach}."
+    )
 
 
 def _lags(arms: Arms, comparison: Comparison, files: Mapping[str, TrialFiles]) -> list[Plot]:
@@ -631,8 +660,8 @@ def _lags(arms: Arms, comparison: Comparison, files: Mapping[str, TrialFiles]) -
         Plot(
             name="lag_histogram",
             title="Lag of the groups",
-            look="The share of groups that were first trained on at each lag. At lag 0, "
-            f"training is synchronous.{slow * has_bounded}",
+            look="The share of groups that were first trained on at each lag. At lag 0, a "
+            f"round trains on responses of the weights that it starts with.{slow * has_bounded}",
             draw=lambda figure, theme: draw_lag_histogram(figure, theme, shares),
             alt=f"Bars. {histogram}.",
             missing=None
@@ -655,15 +684,19 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
 
         return series
 
+    bends = (
+        " If the line bends upwards, the policy drifts faster with each further step of a round."
+        if any(trial.config.k > 2 for trials in arms.values() for trial in trials)
+        else ""
+    )
     missing = "No gradient steps were recorded (steps/ is missing or empty)."
     plots = [
         lines(
             arms,
             name="step_kl",
-            title="KL from the weights that sampled the responses, by gradient step",
+            title="KL from the sampling weights, by gradient step",
             look="The KL before each gradient step of a round, on the data of that step. Each "
-            "point is the median over the rounds. If the line bends upwards, the policy drifts "
-            "faster with each further step of a round.",
+            f"point is the median over the rounds.{bends}",
             x_label="gradient step of the round",
             y_label="nats per response",
             series=by_step(lambda trial, point: point.kl_sampler_nats),

@@ -17,7 +17,7 @@ from grpo_trainable.config import resources, schedule
 from grpo_trainable.config.conditions import CONTROL
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, LEAST_ROUNDS
 from grpo_trainable.telemetry.metrics import PATIENCE, TRUNCATED_ABOVE, without_signal
-from grpo_trainable.text import plural, rate, written
+from grpo_trainable.text import joined, plural, rate, written
 from reports import changes
 from reports.changes import Change
 from reports.contrasts import Contrast, NotComparable, speed_up
@@ -47,9 +47,10 @@ DEVICE = (
 )
 # The KL is measured after the last gradient step of a round, on responses sampled before the first.
 OLDER_RESPONSES = (
-    "An older policy sampled the responses, so the estimate is usually too low, most of all with a "
-    "lag, k above 1 or replay. Do not compare arms that differ in these by this KL."
+    "Older weights sampled the responses, so this KL is usually too low, most of all with a lag, "
+    "with several gradient steps per round (k) or with reused responses (replay)."
 )
+NONE_BY_KL = "No two arms can be compared by this KL, because all differ in lag, k or replay."
 COVERS = {  # the key is True if the interval of a speed rests on several seeds
     False: "With one seed, an interval covers only the noise between the rounds of these runs and "
     "does not predict other runs. To predict other runs, use --num-samples 3 or more.",
@@ -336,30 +337,40 @@ class Comparison:
 
     def footnotes(self) -> list[str]:
         """Return the notes below the table, one paragraph each."""
-        notes = [
+        return [self.columns_explained(), *self.warnings(), *self.notes_on_other_work()]
+
+    def columns_explained(self) -> str:
+        """Explain the columns of the table."""
+        return (
             f"{self._what_ratios_are()}{DEVICE} Wall-clock time and device-hours start with round "
             "1, when the actors are warm, and exclude evaluation and checkpoints. "
             f"{self._precision_of_rewards()}Tokens per response: the mean length of the held-out "
-            "responses before training and at the latest evaluation. Reference NLL: how unlikely "
+            "responses. The arrow leads from before training to the latest evaluation. Reference "
+            "NLL: how unlikely "
             "the initial policy finds the responses of the last eighth of the rounds, in nats per "
             "token. Largest lag: how many rounds old the stalest group was when it was first "
             "trained on. eval s and checkpoint s: the total seconds of a trial's evaluations and "
             "checkpoints, without its last checkpoint."
-        ]
+        )
+
+    def warnings(self) -> list[str]:
+        """Return notes that limit what the table shows, one paragraph each."""
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
-        notes += [COVERS[several] for several in sorted(among_seeds)]
+        notes = [COVERS[several] for several in sorted(among_seeds)]
         fewer = [
             f"{arm} ({used})" for arm, own in self.speed.items() if (used := self.seeds_used(own))
         ]
         if fewer:
             notes.append(f"These speed-ups rest on only some of the seeds: {', '.join(fewer)}.")
-        notes += [
+        return [
+            *notes,
             *self._about_parts(),
             *self.about_rewards,
             *self._stopped_early(),
             *self._at_equal_samples(),
+            *self._stood_still(),
+            *self.truncated(),
         ]
-        return notes + self._stood_still() + self.truncated() + self._notes_on_other_work()
 
     def _precision_of_rewards(self) -> str:
         """Return sentences on the largest standard error of a held-out reward in [0, 1]."""
@@ -382,7 +393,8 @@ class Comparison:
             over += f" before training and over {prompts(after)} at the latest evaluation"
             error += f" before training and {at_most(after)} at the latest evaluation"
         paired = (
-            "Differences between arms are computed for each prompt, so they are more precise. "
+            "Differences between arms are computed for each seed and prompt, so they are more "
+            "precise, and differ from the differences of these medians. "
             if len(self.arms) > 1
             else ""
         )
@@ -499,7 +511,8 @@ class Comparison:
             f"{'-: no speed-up, because an exact lag saves no time. ' if self.exact_lags else ''}"
         )
 
-    def _notes_on_other_work(self) -> list[str]:
+    def notes_on_other_work(self) -> list[str]:
+        """Return notes on other processes, and on exact lags, one paragraph each."""
         timed = [] if self.has_exact_lag else [a for a in self.arms if a not in self.exact_lags]
         notes = [*self.about_exact_lag, *(self._notes_on_niceness() if timed else [])]
         if disturbed := self._disturbed():
@@ -507,8 +520,8 @@ class Comparison:
             alone = "No two trials of this experiment ran at the same time."
             together = "Other trials that run at the same time count as other processes."
             notes.append(
-                "Trials excluded from speeds, speed-ups, wall-clock time and device-hours because "
-                f"other processes disturbed too many rounds: {'; '.join(disturbed)}. The "
+                "Trials excluded from speeds and costs because other processes disturbed too many "
+                f"rounds: {'; '.join(disturbed)}. The "
                 "percentage is the share of the machine's CPU time that other processes took. "
                 f"{alone if self.one_by_one else together} A round is "
                 f"disturbed if the share is above {DISTURBED_ABOVE:.0%}. {self._least_rounds()} If "
@@ -677,14 +690,31 @@ def relative_to(
     )
 
 
+def comparable_by_kl(arms: Mapping[str, Sequence[TrialRecord]]) -> str:
+    """Name the arms that can be compared by the KL to the reference; empty if all arms can."""
+    alike: dict[tuple[int, int, int], list[str]] = {}
+    for arm, trials in arms.items():
+        own = trials[0].config
+        alike.setdefault((own.lag, own.k, own.buffer_capacity), []).append(arm)
+    if len(alike) < 2:
+        return ""
+    same = [f"between {joined(group)}" for group in alike.values() if len(group) > 1]
+    if not same:
+        return f" {NONE_BY_KL}"
+    between = ", and ".join(same)
+    return f" Compare this KL only {between}, which agree in lag, k and replay."
+
+
 def table(comparison: Comparison) -> str:
     """Return the comparison as text, with its footnotes."""
     if not comparison.arms:
         return "no trial has finished a round"
     rows = align([comparison.header, *comparison.rows()])
-    moved = f"Side effects of training: {changes.moved_in(comparison.changes)}"
-    moved += f".{changes.meanings(comparison.changes)} The report lists every quantity."
-    more = textwrap.fill(moved, 100, break_on_hyphens=False)
+    moved = ["Side effects of training (the report lists every quantity):"]
+    moved += [f"- {line}." for line in changes.moved_in(comparison.changes)]
+    more = "\n".join(
+        textwrap.fill(line, 100, break_on_hyphens=False, subsequent_indent="  ") for line in moved
+    )
     note = [comparison.note()] if comparison.note() else []
     members = (
         [textwrap.fill(SAID, 100), align([LINEAGE, *comparison.lineage])]

@@ -116,11 +116,13 @@ def verdicts(
         )
     said += comparison.about_rewards
     said += _of_one_seed(found)
-    among_seeds = max(
-        sum(len(own.seeds) > 1 and own.told_apart is not None for own in q.contrasts.values())
-        for q in found
-    )
-    return [*said, _by_chance(among_seeds)] if among_seeds else said
+    among_seeds = [
+        [own for own in quantity.contrasts.values() if len(own.seeds) > 1] for quantity in found
+    ]
+    if not any(own.told_apart for contrasts in among_seeds for own in contrasts):
+        return said
+    most = max(sum(own.told_apart is not None for own in contrasts) for contrasts in among_seeds)
+    return [*said, _by_chance(most)]
 
 
 def before_and_after(experiment: ExperimentRecord, files: Mapping[str, TrialFiles]) -> list[str]:
@@ -342,11 +344,8 @@ def _by_chance(arms: int) -> str:
             f"For each quantity, {1 - LEVEL:.0%} of experiments show a clear difference between "
             "two equal arms by chance alone."
         )
-    compared = "both" if arms == 2 else f"all {arms}"
     return (
-        f"The confidence level of {LEVEL:.0%} holds for a single comparison. Even if {compared} "
-        "arms with several seeds were equal to the baseline, up to "
-        f"{1 - LEVEL**arms:.0%} of experiments would show at least one clear difference in a given "
-        "quantity, purely by chance. Before you rely on a clear difference, repeat the experiment "
-        "with other seeds (--seed)."
+        f"If {arms} arms equalled the baseline, up to {1 - LEVEL**arms:.0%} of experiments would "
+        "still show a clear difference in a given quantity, by chance. Before you rely on a clear "
+        "difference, repeat the experiment with other seeds (--seed)."
     )

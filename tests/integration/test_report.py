@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -35,11 +36,11 @@ from launch import report
 from launch.tune import use_of_model
 from reports import canvas, changes, series
 from reports.experiment import read_experiment
-from reports.page import _arms_run
+from reports.page import _arms_run, _warnings
 from reports.parquet_reader import read_files
 from reports.plots import sections
 from reports.report import write_report
-from reports.summary import OLDER_RESPONSES, compare
+from reports.summary import NONE_BY_KL, OLDER_RESPONSES, compare
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, str(ROOT / "launch" / "report.py")]
@@ -397,8 +398,26 @@ def test_a_jump_of_k3_does_not_squeeze_the_lines_of_k1(experiment):
 
 def test_every_kl_to_the_reference_is_said_to_be_of_an_older_policy(experiment):
     write_trial(experiment, config(), [{**row(n), "kl/reference_nats": 2.0} for n in (1, 2)])
+    assert OLDER_RESPONSES in plot_of(experiment, "kl_reference").look
+
+
+def test_only_arms_that_agree_in_lag_k_and_replay_are_compared_by_kl(experiment):
+    def write_arms(*arms: str) -> None:
+        for arm in arms:
+            write_trial(experiment, config(arm), [{**row(1), "kl/reference_nats": 2.0}])
+
+    write_arms("colocated_k1", "sync")
     for name in ("kl_reference", "frontier"):
-        assert OLDER_RESPONSES in plot_of(experiment, name).look
+        assert "Compare this KL" not in plot_of(experiment, name).look
+    write_arms("async_k1")
+    for name in ("kl_reference", "frontier"):
+        look = plot_of(experiment, name).look
+        assert "Compare this KL only between colocated_k1 and sync, which agree" in look
+    for trial in experiment.glob("sync-*"):
+        shutil.rmtree(trial)
+    for name in ("kl_reference", "frontier"):
+        assert NONE_BY_KL in plot_of(experiment, name).look
+    assert "better" not in plot_of(experiment, "frontier").look
 
 
 def test_wide_tick_labels_push_no_label_out_of_the_plot(experiment):
@@ -496,16 +515,35 @@ def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experime
 
     assert heard == []
     first, _, rest = page.words.partition("Comparison of the arms")
-    assert "colocated_k1 (tokens per response -69%); async_k1 (cut off +20.0 points)" in first
+    moved = [
+        "colocated_k1: responses became shorter, -69%.",
+        "async_k1: the token limit cuts off more responses, +20.0 points.",
+    ]
+    assert first.index(moved[0]) < first.index(moved[1])
     section = rest.partition("Side effects of training")[2]
-    assert "colocated_k1: responses became shorter, 39.0 → 12.0 tokens (-69%)." in section
+    assert (
+        "colocated_k1: responses became shorter, 39.0 → 12.0 tokens (-69%, threshold 25%)."
+        in section
+    )
     assert "sync: no quantity moved by more than its threshold." in section
     assert (
-        "async_k1: the token limit cuts off more responses, 0% → 20% (+20.0 points)."
+        "async_k1: the token limit cuts off more responses, 0% → 20% (+20.0 points, threshold 10)."
     ) in section
     for text in ("39.0 → 36.0", "± 25%", "± 0.3 nats per token", "distinct 3-grams"):
         assert text in section
     assert "#changes" in [link["href"] for link in page.all("a")]
+
+
+def test_a_warning_says_that_the_baseline_changed_too(experiment, monkeypatch):
+    monkeypatch.setattr(changes, "ENOUGH", 1)
+    write_lengths(experiment, "colocated_k1", 12)
+    write_lengths(experiment, "async_k1", 14)
+    record = read_experiment(experiment)
+    compared = replace(compare(record.trials), baseline="colocated_k1")
+    shared = "Changes that the baseline colocated_k1 shares do not come from the settings"
+    assert shared in _warnings(compared, record)
+    own = {"colocated_k1": [], "async_k1": compared.changes["async_k1"]}
+    assert shared not in _warnings(replace(compared, changes=own), record)
 
 
 def test_nothing_is_warned_of_where_nothing_moved(experiment):

@@ -282,12 +282,13 @@ def test_to_decide_counts_the_seeds_that_the_note_says_how_to_run(command, tmp_p
     assert own["seeds_missing"] == own["seeds_needed"] > 0
     assert "To decide: the number of seeds of a new experiment that" in text
     assert f"--num-samples {own['seeds_needed']} --seed 4 --name e240_new" in text
-    assert "This command also runs" not in text
+    assert "command includes" not in text
     assert "--extend" not in text
     assert "would probably take a new experiment of " in text
     # The printed command runs every arm, and the price counts the undecided arm.
-    _, text = told({**wide, THIRD: SAME[OTHER]}, "--max-seeds", 50)
-    assert "This command also runs arms that need fewer seeds or none." in text
+    menu, text = told({**wide, THIRD: SAME[OTHER]}, "--max-seeds", 50)
+    needed = menu["arms"][THIRD]["seeds_needed"]
+    assert f"This command includes {needed} seeds of {OTHER}, so it takes longer" in text
     # A new experiment runs only the arms that need it.
     _, text = told({**wide, THIRD: SAME[OTHER]})
     assert f"--set arm={BASE},{OTHER} " in text

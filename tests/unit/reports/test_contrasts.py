@@ -287,7 +287,7 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     words = " ".join(table(compare(record.trials)).split())
     shared = "because other processes disturbed too many rounds"
     seeds = "sync, seed 0 (40% in 12 of 16 rounds)"
-    excluded = "Trials excluded from speeds, speed-ups, wall-clock time and device-hours"
+    excluded = "Trials excluded from speeds and costs"
     assert f"{excluded} {shared}: {seeds}. The percentage" in words
     assert f"disturbed if the share is above {DISTURBED_ABOVE:.0%}. At least half" in words
     assert "In a trial of fewer than 4 rounds" not in words
@@ -613,7 +613,9 @@ def test_two_evaluations_of_an_arm_are_points_without_a_line(tmp_path, of):
         shown = sections(record, compare(record.trials), files)
         assert shown[0].note == BANDS
         (plot,) = (own for section in shown for own in section.plots if own.name == of)
-        assert ("An arm with only two points" in plot.look) == (name == "two")
+        said_before = of in ("reward_samples", "reward_wall_clock")  # below “reward_rounds”
+        expected = name == "two" and not said_before
+        assert ("An arm with only two points" in plot.look) == expected
         figure = Figure()
         plot.draw(figure, LIGHT)
         (axes,) = figure.axes
@@ -633,13 +635,12 @@ def test_a_plot_says_which_arms_measure_the_kl_on_a_sample(tmp_path):
             for arm, error in errors.items()
         }
         record = write(tmp_path / "-".join(map(str, errors.values())), runs)
-        return _sampled(record.arms, band=False)
+        return _sampled(record.arms)
 
-    sample = "on 16 responses of each round, drawn at random."
-    assert said({BASE: 0.1, OTHER: 0.1}) == f" Measured {sample}"
-    assert said({BASE: 0.1, OTHER: 0.0}) == (
-        " Measured on 16 responses of each round, drawn at random "
-        f"({BASE}) or on all responses ({OTHER})."
+    sample = "are measured on 16 responses of each round, drawn at random, so"
+    assert said({BASE: 0.1, OTHER: 0.1}).startswith(f" The figures {sample} the bands reach ")
+    assert said({BASE: 0.1, OTHER: 0.0}).startswith(
+        f" The figures of {BASE} {sample} its band reaches "
     )
     assert said({BASE: 0.0, OTHER: 0.0}) == ""
 
@@ -931,8 +932,21 @@ def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
     runs = {arm: [rows(rng), rows(rng)] for arm in (BASE, OTHER, THIRD)}
     said = told(write(tmp_path / "e", runs))
 
-    assert "Even if both arms with several seeds were equal" in said[-1]
-    assert "up to 10% of experiments would show at least one clear" in said[-1]  # 1 - 0.95²
+    assert said[-1].startswith("If 2 arms equalled the baseline, up to 10% of")  # 1 - 0.95²
+
+
+def test_chance_findings_are_mentioned_only_if_something_was_found(tmp_path):
+    rng = np.random.default_rng(0)
+    record = write(tmp_path / "e", {arm: [rows(rng), rows(rng)] for arm in (BASE, OTHER, THIRD)})
+    comparison = compare(record.trials)
+    (_, _, reward) = quantities(record, comparison, {t.name: read_files(t) for t in record.trials})
+
+    def last(clear: float) -> str:
+        found = {OTHER: difference(0.0, 0.1), THIRD: difference(clear, 0.1)}
+        return verdicts([replace(reward, contrasts=found)], comparison)[-1]
+
+    assert "by chance" in last(0.2)
+    assert "by chance" not in last(0.0)
 
 
 def test_one_arm_is_compared_with_nothing(tmp_path):

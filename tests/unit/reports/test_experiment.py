@@ -609,7 +609,7 @@ def test_examples_have_the_true_answer_and_the_parts_of_the_reward(experiment):
     truths = [pair.truth for pair in files.examples.pairs]
     assert truths == ["\\frac{1}{2} <b>", '["fox", 1]', None]
     assert files.examples.pairs[1].after_scores == "reward 0.50, format 1.00, answer 0.00"
-    page = _examples_section(record, {only_trial(experiment).name: files})
+    page = _examples_section(record, compare(record.trials), {only_trial(experiment).name: files})
     assert "<h4>Ground truth</h4><pre>\\frac{1}{2} &lt;b&gt;</pre>" in page
     assert page.count("Ground truth") == 2
     assert "Round 2 · reward 0.00, format 1.00, answer 0.00" in page
@@ -700,11 +700,11 @@ def test_the_band_of_a_sampled_metric_is_two_standard_errors_beyond_every_seed(e
     points = curve(arms["colocated_k1"], metric("kl/reference_nats"), margin)
     assert points[0] == Point(1, 4.0, 2.0, 5.0)
     assert _sampled(arms) == (
-        " Measured on 16 responses of each round, drawn at random. The band covers 2 standard "
-        "errors beyond the lowest and the highest trial."
+        " The figures are measured on 16 responses of each round, drawn at random, so its band "
+        "reaches 2 standard errors further."
     )
     one = {arm: trials[:1] for arm, trials in arms.items()}
-    assert _sampled(one).endswith("The band covers 2 standard errors on either side.")
+    assert _sampled(one).endswith("so its band reaches 2 standard errors to either side.")
 
 
 def test_a_trial_that_measured_all_responses_has_no_remark_on_a_sample(experiment):

@@ -190,8 +190,8 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert "nearly all of the variance between seeds comes from the evaluation" in said
     # How many prompts the task holds out is not known here, so no number is advised.
     assert said.endswith(
-        "With 4 times as many prompts (eval.final_prompts), if the task holds out so many, a given "
-        "precision costs 40% of what it costs with more seeds."
+        "For the same precision, 4 times as many prompts (eval.final_prompts), if the task holds "
+        "out so many, cost 40% of what more seeds cost."
     )
 
 
@@ -199,8 +199,8 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     ("held_out", "said"),
     [
         # 1.5 times as many prompts cost 1.1 times as much per seed.
-        (3, "eval.final_prompts=3 in place of 2, a given precision costs 73% of what it"),
-        (100, "With eval.final_prompts=8 in place of 2, a given precision costs 40% of what it"),
+        (3, "3 prompts instead of 2 (eval.final_prompts=3) cost 73% of what more seeds cost"),
+        (100, "8 prompts instead of 2 (eval.final_prompts=8) cost 40% of what more seeds cost"),
         (2, "The last evaluation already has all 2 held-out prompts: raise eval.samples"),
         ("2", "if the task holds out so many"),
     ],
@@ -225,7 +225,7 @@ def test_the_command_of_a_new_experiment_is_complete(tmp_path):
     write_arm(directory, THIRD, 2.0, [(0.7, 0.7), (0.71, 0.7), (0.72, 0.7)])  # decided
     (note,) = (text for text in notes(menu(directory)) if "To run the new experiment:" in text)
     prose, _, line = note.partition("\n")
-    assert "--max-seeds" in prose
+    assert "includes" not in prose
     given = parse_arguments(shlex.split(line[line.index("--space") :]))
     assert (given.space, given.samples, given.margin) == ("async_vs_sync", 64, 0.1)
     assert given.assignments == [
@@ -238,6 +238,32 @@ def test_the_command_of_a_new_experiment_is_complete(tmp_path):
     assert line in table(menu(directory)).splitlines()  # in one piece, to copy
 
 
+def test_a_new_experiment_repeats_clear_differences_and_follows_the_advice_on_prompts(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e", held_out_prompts=8)
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
+    write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
+    # Clearly lower, but the difference equals the margin.
+    write_arm(directory, THIRD, 2.0, [(0.38, 0.4), (0.42, 0.4), (0.4, 0.4)], eval_s=2.5)
+    write_arm(directory, "async_k4", 2.0, [(0.7, 0.7), (0.71, 0.7), (0.72, 0.7)])  # decided
+    prose, _, line = notes(menu(directory))[-1].partition("\n")
+    row = by_arm(menu(directory))[OTHER].judgement
+    assert row is not None
+    added = f"{row.seeds_needed} seeds of {THIRD} (to check its clear difference) and 8 prompts"
+    assert f"The following command includes {added} in the last evaluation, so it takes" in prose
+    assert f"--set arm={BASE},{THIRD},{OTHER} --set eval.final_prompts=8 " in line.replace(
+        f"{OTHER},{THIRD}", f"{THIRD},{OTHER}"
+    )
+
+
+def test_bounds_that_rest_on_seeds_that_agree_by_chance_are_named(directory):
+    # The means of the seeds are 0.4, while each prompt differs from seed to seed by 0.02.
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
+    write_arm(directory, OTHER, 2.0, [(0.38, 0.42), (0.42, 0.38), (0.405, 0.4)])
+    (note,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
+    assert "by chance, its seeds differ by less (standard deviation 0.001)" in note
+    assert "So its bounds may be too narrow." in note
+
+
 def test_noise_that_is_the_same_for_all_prompts_needs_more_seeds(directory):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.7), (0.3, 0.3), (0.5, 0.5)], eval_s=2.5)
@@ -248,7 +274,7 @@ def test_noise_that_is_the_same_for_all_prompts_needs_more_seeds(directory):
     assert row.noise.relative_cost == pytest.approx(1.6)
     assert row.noise.cheaper == "seeds"
     (note,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
-    assert note.endswith("More seeds are the cheaper way to reduce the noise.")
+    assert note.endswith("More seeds cost less than more prompts.")
 
 
 def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
@@ -271,14 +297,14 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
         arm: [t for t in notes(found) if t.startswith(f"Noise of {arm}:")] for arm in by_arm(found)
     }
     assert noise[OTHER] == []
-    assert "a given precision costs 40% of what it costs with more seeds" in noise["async_k4"][0]
+    assert "cost 40% of what more seeds cost" in noise["async_k4"][0]
 
 
 @pytest.mark.parametrize(
     ("eval_s", "said"),
     [
-        (0.0, "a given precision costs 25% of what it costs with more seeds"),
-        (100.0, "More prompts and more seeds reduce the noise at about the same cost."),
+        (0.0, "cost 25% of what more seeds cost"),
+        (100.0, "More prompts cost about as much as more seeds."),
     ],
 )
 def test_a_note_on_noise_names_the_cheaper_way_to_reduce_it(directory, eval_s, said):
@@ -398,7 +424,7 @@ def test_only_an_undecided_arm_has_a_power_and_an_explanation_of_it(directory):
     write_arm(directory, BASE, 2.0, LOW)
     write_arm(directory, OTHER, 2.0, LOW)
     (note, *_) = notes(menu(directory))
-    assert "Power:" not in note
+    assert "Power if equal:" not in note
     assert "To decide:" not in note
     assert "The bounds are valid if you test once, after all 3 planned seeds." in note
 
@@ -407,7 +433,7 @@ def test_only_an_undecided_arm_has_a_power_and_an_explanation_of_it(directory):
     assert by_arm(menu(directory))[THIRD].verdict == UNDECIDED
     assert powers[OTHER] == "-"
     assert powers[THIRD].endswith("%")
-    assert " Power: the chance" in notes(menu(directory))[0]
+    assert "Power if equal: the chance" in " ".join(notes(menu(directory)))
 
 
 def test_an_arm_that_is_worse_has_a_least_loss(directory):

@@ -15,7 +15,7 @@ from reports.answers import Answer, answer
 from reports.experiment import read_experiment
 from reports.parquet_reader import read_files
 from reports.report import write_report
-from reports.summary import compare
+from reports.summary import NONE_BY_KL, OLDER_RESPONSES, compare
 from search_spaces import SPACES, Column, columns
 from search_spaces.search_space import Question
 
@@ -135,8 +135,8 @@ def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path, errors, sta
     found = answered(directory)
     assert found is not None
     # The standard error of a median is sqrt(pi / 2) times that of a mean, 0.4 / sqrt(4).
-    assert found.measured[-1].startswith(start)
-    assert found.measured[-1].endswith(f"over these trials: {end}")
+    assert found.caveats[-1].startswith(start)
+    assert found.caveats[-1].endswith(f"Standard errors of these figures: {end}")
     assert "KL from sampler: in nats per response." in found.measured
 
 
@@ -155,6 +155,17 @@ def test_a_share_that_the_objective_rules_out_is_not_0(tmp_path):
         "icepop_lag0": ["0.0%", "0.0%"],
     }
     assert found.note.endswith(" -: not known, or ruled out by the arm's settings.")
+
+
+def test_the_column_of_the_kl_to_the_reference_names_the_arms_to_compare(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="objectives_by_lag")
+    for arm in ("grpo_lag0", "grpo_lag4"):
+        rows = two_rounds(0.5, kl__reference_nats=1.0)
+        write_arm(directory, "objectives_by_lag", arm, 0, rows)
+    found = answered(directory)
+    assert found is not None
+    (kl,) = found.caveats
+    assert kl == f"KL to reference: {OLDER_RESPONSES} {NONE_BY_KL}"
 
 
 def test_a_column_without_a_figure_is_left_out_of_the_table_but_not_of_the_data(tmp_path):

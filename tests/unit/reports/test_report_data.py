@@ -21,7 +21,7 @@ from reports.experiment import read_experiment
 from reports.markup import moment
 from reports.menu_text import menu_or_reason
 from reports.pace import pace_of
-from reports.page import _arms_run
+from reports.page import _arms_run, _trained
 from reports.parquet_reader import read_files
 from reports.report_data import report_data
 from reports.settings import NO_EFFECT, settings_section
@@ -232,14 +232,33 @@ def test_arms_that_differ_only_in_lag_are_named_and_a_setting_without_effect_has
         return _arms_run(record), settings_section(record)
 
     run, settings = page_parts("grpo_lag0", "grpo_lag4", "rloo_lag4")
-    assert "search space. Arms that differ only in lag: grpo_lag0 and grpo_lag4.<" in run
+    assert "The effect of a lag can be seen only between grpo_lag0 and grpo_lag4, because" in run
     cells = settings.partition(">loss.clip_high<")[2].partition("</tr>")[0]
     assert re.findall(r">([^<>]+)</td>", cells) == ["0.2", "0.2", "-"]
     assert NO_EFFECT in settings
     run, settings = page_parts("grpo_lag0", "grpo_lag4")  # all arms
-    assert "only in lag" not in run
+    assert "search space. All arms differ only in lag.<" in run
     assert NO_EFFECT not in settings
     assert "only in lag" not in page_parts("grpo_lag0", "rloo_lag4")[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({}, "keyword (reward 0 or 1)"),
+        ({"length_penalty": 0.1, "length_target": 9}, "keyword"),
+        ({"reward": "/mine.py:score"}, "keyword"),
+        ({"name": "math"}, "math"),
+    ],
+)
+def test_the_range_of_the_reward_is_given_if_the_settings_determine_it(tmp_path, task, said):
+    directory = experiments.write_experiment(tmp_path / "e", samples=64)
+    config = GRPOConfig.from_dict({"arm": "a", "rounds": 1, "task": task}).to_dict()
+    experiments.write_trial(directory, config, [experiments.row(1)])
+    task_fact, (what, model), samples = _trained(read_experiment(directory))
+    assert task_fact == ("task", said)
+    assert (what, model) == ("model", config["model"]["preset"])
+    assert samples == ("samples per trial", "64")
 
 
 def test_a_setting_of_a_users_task_is_compared_with_the_default_that_it_declares(tmp_path):
