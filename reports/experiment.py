@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import ConfigError, GRPOConfig, arm_and_seed, flatten
-from grpo_trainable.storage.checkpointing import ASIDE
+from grpo_trainable.storage.checkpointing import ASIDE, CHECKPOINT
 from grpo_trainable.telemetry.metrics import COPIED_FROM
 from grpo_trainable.text import plural, without_module
 from reports import EXPERIMENT_FILE, EXTENSIONS, experiment_files
@@ -335,12 +335,9 @@ def _read_trial(
             return None
     content = content_of(root, (*path, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
-    own += [
-        f"{where}: no checkpoint could be used, so the trial started again from round 0; "
-        f"its earlier files are in {where}/{entry}"
-        for entry, kind in entries.items()
-        if ASIDE.fullmatch(entry) and kind == "directory"
-    ]
+    for entry, kind in entries.items():
+        if ASIDE.fullmatch(entry) and kind == "directory":
+            own += _said_of_set_aside(root, path, entry)
     if entries.get("trace.json") == "link":
         own.append(f"{where}/trace.json is a link; not followed")
     return TrialRecord(
@@ -359,6 +356,30 @@ def _read_trial(
         has_trace=entries.get("trace.json") == "file",
         problems=own,
     )
+
+
+def _said_of_set_aside(root: Path, path: Sequence[str], name: str) -> list[str]:
+    """Say why a trial set files aside; empty if the directory with these files is empty.
+
+    Args:
+        root: The directory of the experiment.
+        path: The components of the path from `root` to the trial's directory.
+        name: The name of the directory with the files.
+    """
+    where = "/".join(path)
+    aside = f"{where}/{name}"
+    try:
+        found = experiment_files.entries(root, *path, name)
+    except OSError as error:
+        return [f"{aside} cannot be read ({error.strerror})"]
+    if not found:
+        return []
+    if all(CHECKPOINT.fullmatch(entry) for entry in found):
+        return [f"{where}: the trial did not continue from the checkpoints in {aside}"]
+    return [
+        f"{where}: no checkpoint could be used, so the trial started again from round 0; its "
+        f"earlier files are in {aside}"
+    ]
 
 
 def _tune_name(directory: str, id_: str) -> str:

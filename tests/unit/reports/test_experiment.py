@@ -238,10 +238,17 @@ def test_status_tells_finished_failed_interrupted_and_not_begun_apart(experiment
 
 def test_rounds_that_were_set_aside_are_named(experiment):
     trial = write_trial(experiment, config(), [row(1)])
-    (trial / "set-aside-1").mkdir()
+    for number, name in enumerate(("checkpoint_000000/state.json", "result.json"), start=1):
+        file = trial / f"set-aside-{number}" / name
+        file.parent.mkdir(parents=True)
+        file.touch()
+    (trial / "set-aside-3").mkdir()
     assert only_trial(experiment).problems == [
+        # After a copy that Tune did not know of, the trial continues from an earlier checkpoint.
+        f"{trial.name}: the trial did not continue from the checkpoints in "
+        f"{trial.name}/set-aside-1",
         f"{trial.name}: no checkpoint could be used, so the trial started again from round 0; its "
-        f"earlier files are in {trial.name}/set-aside-1"
+        f"earlier files are in {trial.name}/set-aside-2",
     ]
 
 
