@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from grpo_trainable.config import flatten, shown
+from grpo_trainable.config import flatten, schedule, shown
 from reports.records import Stretch, TrialRecord
 
 HEADER = ("member", "rounds", "seed", "settings", "copied from", "held-out reward")
@@ -18,7 +18,10 @@ SAID = (
     "The members of a population copy each other: a member with a low held-out reward takes over "
     "the policy and the settings of a better one, then changes the settings. So members are not "
     "independent, and no interval is computed. A member that copies another member at a later "
-    "round skips the rounds in between."
+    "round skips the rounds in between. In the table of arms, a member's samples are only those "
+    "that it trained on itself. After a copy, its wall-clock time, device-hours and speed, and its "
+    "samples on the axes of plots, count the copied member's rounds up to the copy instead of its "
+    "own."
 )
 
 
@@ -65,19 +68,32 @@ def groups_of_donors(trial: TrialRecord, members: Mapping[str, TrialRecord]) -> 
         members: name -> member, for all members of the population.
 
     Returns:
-        The number of groups, or None if a donor's row at the copied round is missing.
+        The number of groups, or None if a donor's row at the copied round is missing or was
+        replaced after the copy, or if the member got groups from an unknown donor.
     """
     groups = 0.0
-    for stretch in trial.stretches:
+    for number, stretch in enumerate(trial.stretches):
+        own = trial.groups_after(trial.round_before(stretch.first))
         if stretch.copied_from is None:
+            after = trial.groups_after(stretch.first)
+            most = schedule.prompts_per_round(stretch.config)
+            if number and (own is None or after is None or after - own > most):
+                return None
             continue
         donor = members.get(stretch.copied_from)
         copied = donor and donor.groups_after(stretch.first - 1)
-        own = trial.groups_after(trial.round_before(stretch.first))
-        if copied is None or own is None:
+        if donor is None or copied is None or own is None:
+            return None
+        if _reported(donor, stretch.first - 1) > _reported(trial, stretch.first):
             return None
         groups += copied - own
     return groups
+
+
+def _reported(trial: TrialRecord, round_: int) -> float:
+    """Return the time of a round's row, in seconds since 1970, or 0 if it is unknown."""
+    row = trial.row_of(round_)
+    return 0.0 if row is None else row.get("timestamp", 0.0)
 
 
 def varied_settings(trials: Sequence[TrialRecord]) -> list[str]:

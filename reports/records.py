@@ -90,13 +90,16 @@ class TrialRecord:
         earlier = (int(row["training_iteration"]) for row in self.rows)
         return max((n for n in earlier if n < round_), default=0)
 
+    def row_of(self, round_: int) -> Mapping[str, float] | None:
+        """Return the row of a round, or None without such a row."""
+        return next((row for row in self.rows if row["training_iteration"] == round_), None)
+
     def groups_after(self, round_: int) -> float | None:
         """Return the number of groups trained on up to a round, or None without its row."""
         if round_ == 0:
             return 0.0
-        return next(
-            (r.get("count/trained") for r in self.rows if r["training_iteration"] == round_), None
-        )
+        row = self.row_of(round_)
+        return None if row is None else row.get("count/trained")
 
     @property
     def groups(self) -> float | None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from experiments import config, row, write_experiment, write_trial
 
 from reports.experiment import read_experiment
@@ -128,7 +129,7 @@ def test_members_with_the_same_seed_are_counted_and_named_by_tune(tmp_path):
     ]
 
 
-def write_asynchronous(directory: Path, donor: str) -> ExperimentRecord:
+def write_asynchronous(directory: Path, donor: str | None) -> ExperimentRecord:
     """Write two members. After round 4, sync/0 copies sync/1, which is at round 6.
 
     The donor trains on 20 groups per round, and sync/0 on 16.
@@ -155,6 +156,7 @@ def test_a_member_that_copies_a_later_round_has_only_its_own_rounds_and_samples(
         ("sync/0", "7-8", "sync/1 after round 6", "0.580 (round 8)"),
         ("sync/1", "1-8", "-", "0.480 (round 8)"),
     ]
+    assert "its wall-clock time, device-hours and speed," in " ".join(table(comparison).split())
     assert "at a later round skips the rounds" in " ".join(table(comparison).split())
     (members,) = comparison.arms.values()
     size = record.trials[0].config.rollout.group_size
@@ -164,8 +166,19 @@ def test_a_member_that_copies_a_later_round_has_only_its_own_rounds_and_samples(
     assert ranges == [(1, 4), (7, 8)]
 
 
-def test_the_samples_of_a_member_are_unknown_without_the_copied_row(tmp_path):
-    comparison = compare(write_asynchronous(tmp_path / "pbt", "sync-9-abc_00009").trials)
+@pytest.mark.parametrize(
+    ("donor", "replaced"),
+    [("sync-9-abc_00009", False), (None, False), ("sync-1-abc_00001", True)],
+    ids=["no such donor", "donor not recorded", "donor's row replaced after the copy"],
+)
+def test_the_samples_of_a_member_are_unknown_without_the_copied_row(tmp_path, donor, replaced):
+    record = write_asynchronous(tmp_path / "pbt", donor)
+    if replaced:
+        path = record.trials[1].directory / "result.json"
+        lines = path.read_text().splitlines()
+        later = [{**json.loads(line), "timestamp": 1_796_000_000} for line in lines[5:]]
+        path.write_text("\n".join([*lines[:5], *map(json.dumps, later)]))
+    comparison = compare(read_experiment(tmp_path / "pbt").trials)
     (members,) = comparison.arms.values()
     size = members[1].samples
     assert [member.samples for member in members] == [None, size]
