@@ -13,7 +13,10 @@ from reports.own_files import SHORT, are_noted, own_files, replaced
 from reports.records import ExperimentRecord, TrialRecord
 
 Flat = Mapping[str, Any]  # dotted key -> value
-NO_EFFECT = '<p class="note">-: the setting has no effect in this arm.</p>\n'
+BETWEEN = " | "  # separates the values of an arm's trials
+NO_EFFECT = (
+    '<p class="note">-: the setting has no effect in this arm or in some of its trials.</p>\n'
+)
 
 
 def settings_section(experiment: ExperimentRecord) -> str:
@@ -33,7 +36,7 @@ def settings_section(experiment: ExperimentRecord) -> str:
             shown(flat.get(key)) if config.reads(key) else "-"
             for flat, config in zip(by_arm[arm], configs[arm], strict=True)
         ]
-        return " | ".join(dict.fromkeys(values))
+        return BETWEEN.join(dict.fromkeys(values))
 
     different = [(key, *(cell(key, arm) for arm in by_arm)) for key in keys if key not in shared]
     if experiment.own_tuner and different:
@@ -43,7 +46,7 @@ def settings_section(experiment: ExperimentRecord) -> str:
     table = (
         f"<h3>Settings that differ between {between}: values in effect</h3>\n"
         f"{narrow_tables(('key', *by_arm), different, figures=False)}\n"
-        f"{NO_EFFECT if any('-' in cells[1:] for cells in different) else ''}"
+        f"{NO_EFFECT if any(map(_has_dash, different)) else ''}"
         if different
         else "<p>The trials differ only in arm and seed.</p>\n"
     )
@@ -62,6 +65,11 @@ def settings_section(experiment: ExperimentRecord) -> str:
         f"</details>\n{jsons}\n"
         f"{_description(experiment)}</section>"
     )
+
+
+def _has_dash(cells: Sequence[str]) -> bool:
+    """Return True if a row of the table of settings shows that a trial does not read the key."""
+    return any("-" in cell.split(BETWEEN) for cell in cells[1:])
 
 
 def _description(experiment: ExperimentRecord) -> str:

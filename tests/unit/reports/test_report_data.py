@@ -221,9 +221,9 @@ def changed_settings(directory: Path, **described: Any) -> str:
 
 
 def test_arms_that_differ_only_in_lag_are_named_and_a_setting_without_effect_has_no_value(tmp_path):
-    def page_parts(*arms: str) -> tuple[str, str]:
+    def page_parts(*arms: str, scheduler: str = "fifo") -> tuple[str, str]:
         directory = experiments.write_experiment(
-            tmp_path / "-".join(arms), space="objectives_by_lag"
+            tmp_path / "-".join((scheduler, *arms)), space="objectives_by_lag", scheduler=scheduler
         )
         for arm in arms:
             (trial,) = SPACES["objectives_by_lag"].trials({"arm": arm, "rounds": 4}, [0])
@@ -240,6 +240,9 @@ def test_arms_that_differ_only_in_lag_are_named_and_a_setting_without_effect_has
     assert "search space. All arms differ only in lag.<" in run
     assert NO_EFFECT not in settings
     assert "only in lag" not in page_parts("grpo_lag0", "rloo_lag4")[0]
+    _, settings = page_parts("grpo_lag4", "rloo_lag4", scheduler="pbt")  # one arm
+    assert ">0.2 | -</td>" in settings
+    assert NO_EFFECT in settings
 
 
 @pytest.mark.parametrize(
