@@ -358,7 +358,13 @@ def _table_section(comparison: Comparison, experiment: ExperimentRecord) -> str:
 
 
 def _notes(notes: Sequence[str]) -> str:
-    return "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
+    """Return notes as paragraphs; the second line of a note is a command."""
+    said = ""
+    for note in notes:
+        prose, _, command = note.partition("\n")
+        said += f'<p class="note">{escaped(prose)}</p>\n'
+        said += f"<pre>{escaped(command)}</pre>\n" if command else ""
+    return said
 
 
 def _population_section(comparison: Comparison) -> str:
