@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from grpo_trainable import command_line
 from grpo_trainable.command_line import align
 from grpo_trainable.text import joined, plural, written
 from grpo_trainable.tools.evaluation.settings import assignment
-from reports import audit
+from reports import STORAGE, audit
 from reports.contrasts import Contrast
 from reports.intervals import MOST_SEEDS, POWER
 from reports.margin_tests import ALPHA, BETTER, FIRST_LOOK, NO_WORSE, UNDECIDED, WORSE, Judgement
@@ -263,9 +264,11 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
             "longer than the times under “to decide”."
         )
     if not grows:
-        arms = [] if len(run) == len(menu.others) else asked
-        new = _new_experiment(menu, arms, most, prompts)
-        said.append(f"To run the new experiment:\n{new}")
+        # A fixed `arm` does not name the arms that extensions added.
+        every = len(run) == len(menu.others) and "arm" not in _fixed(menu)
+        new = _new_experiment(menu, [] if every else asked, most, prompts)
+        storage = "" if _in_default_storage(menu) else ", with the --storage of this experiment"
+        said.append(f"To run the new experiment{storage}:\n{new}")
     return [" ".join(said)]
 
 
@@ -292,16 +295,18 @@ def _new_experiment(menu: Menu, arms: Sequence[str], seeds: int, prompts: int | 
     """
     experiment, options = menu.experiment, menu.options
     stored = experiment.description
-    fixed = stored.get("fixed")
-    fixed = dict(fixed) if isinstance(fixed, Mapping) else {}
+    fixed = _fixed(menu)
     fixed |= {"arm": ",".join(arms)} if arms else {}
     fixed |= {"eval.final_prompts": prompts} if prompts else {}
     margin = "margin" if options.margin is not None else "margin_relative"
+    scheduler = stored.get("scheduler")
     given = {
         "space": stored.get("space_source", stored.get("space")),
         "preset": stored.get("preset"),
         "set": [assignment(key, value) for key, value in fixed.items()],
         "samples": stored.get("samples"),
+        "scheduler": None if scheduler == "fifo" else scheduler,
+        "max_concurrent": stored.get("max_concurrent"),
         margin: getattr(options, margin),
         "baseline": options.baseline,
         "tracker": stored.get("trackers"),
@@ -315,6 +320,18 @@ def _new_experiment(menu: Menu, arms: Sequence[str], seeds: int, prompts: int | 
         for each in value if isinstance(value, list) else [] if value is None else [value]:
             words += [f"--{option.replace('_', '-')}", str(each)]
     return shlex.join(words)
+
+
+def _fixed(menu: Menu) -> dict[str, Any]:
+    """Return the settings that `--set` fixed."""
+    fixed = menu.experiment.description.get("fixed")
+    return dict(fixed) if isinstance(fixed, Mapping) else {}
+
+
+def _in_default_storage(menu: Menu) -> bool:
+    """Return True if a command without --storage would use the directory of this experiment."""
+    storage = os.path.abspath(menu.experiment.directory.parent)
+    return storage == os.path.abspath(os.path.expanduser(STORAGE))
 
 
 def _in_own_tuner(seeds: int) -> str:

@@ -33,7 +33,7 @@ from grpo_trainable.plugins import PluginError, is_reference, source_of
 from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
 from grpo_trainable.text import did_you_mean, plural
-from reports import EXPERIMENT_FILE, EXTENSIONS
+from reports import EXPERIMENT_FILE, EXTENSIONS, STORAGE
 from search_spaces import SPACES
 from search_spaces.find import absolute, directory_of, find_preset, find_space, source_file
 from search_spaces.presets import Preset
@@ -79,7 +79,7 @@ class Options:
     num_samples: int = 1
     seed: int = 0
     name: str | None = None
-    storage: str = "~/ray_results"
+    storage: str = STORAGE
     resume: str = "never"
     checkpoint_every: int | None = None
     max_failures: int | None = None

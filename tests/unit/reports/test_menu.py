@@ -12,10 +12,13 @@ import pytest
 
 from launch import verdict
 from launch.tune import parse_arguments
+from reports import menu_text
 from reports.experiment import read_experiment
 from reports.margin_tests import NO_WORSE, UNDECIDED
+from reports.markup import escaped
 from reports.menu import Menu, MenuError, MenuRow, VerdictOptions, menu_of
 from reports.menu_text import menu_or_reason, notes, paragraph, rows, shown, table
+from reports.page import _menu_section
 from reports.parquet_reader import read_files
 from reports.summary import EXACT_LAG, compare
 
@@ -213,29 +216,46 @@ def test_advice_on_prompts_knows_how_many_the_task_holds_out(tmp_path, held_out,
     assert said in note
 
 
-def test_the_command_of_a_new_experiment_is_complete(tmp_path):
+def test_the_command_of_a_new_experiment_is_complete(tmp_path, monkeypatch):
     directory = experiments.write_experiment(
         tmp_path / "e",
         samples=64,
+        scheduler="asha",
+        max_concurrent=2,
         fixed={"optim.lr": 2e-4, "arm": "a,b", "task.reward": "my file.py:f"},
         trackers=["wandb"],
     )
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)])
     write_arm(directory, THIRD, 2.0, [(0.7, 0.7), (0.71, 0.7), (0.72, 0.7)])  # decided
-    (note,) = (text for text in notes(menu(directory)) if "To run the new experiment:" in text)
+    (note,) = (text for text in notes(menu(directory)) if "To run the new experiment" in text)
     prose, _, line = note.partition("\n")
     assert "includes" not in prose
+    assert prose.endswith("To run the new experiment, with the --storage of this experiment:")
+    monkeypatch.setattr(menu_text, "STORAGE", str(tmp_path))
+    assert notes(menu(directory))[-1].endswith(f"To run the new experiment:\n{line}")
     given = parse_arguments(shlex.split(line[line.index("--space") :]))
     assert (given.space, given.samples, given.margin) == ("async_vs_sync", 64, 0.1)
     assert given.assignments == [
         *("optim.lr=0.0002", f"arm={BASE},{OTHER}", "task.reward=my file.py:f"),
     ]
     assert (given.seed, given.name, given.trackers) == (3, "e_new", ["wandb"])
+    assert (given.scheduler, given.max_concurrent) == ("asha", 2)
     row = by_arm(menu(directory))[OTHER].judgement
     assert row is not None
     assert given.num_samples == row.seeds_needed
     assert line in table(menu(directory)).splitlines()  # in one piece, to copy
+    assert f"<pre>{escaped(line)}</pre>" in _menu_section(menu(directory))
+
+
+def test_a_new_experiment_includes_the_arms_that_an_extension_added(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e", fixed={"arm": f"{BASE},{OTHER}"})
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
+    for arm in (OTHER, THIRD):
+        write_arm(directory, arm, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)])
+    assert f"--set arm={BASE},{THIRD},{OTHER} " in notes(menu(directory))[-1].replace(
+        f"{OTHER},{THIRD}", f"{THIRD},{OTHER}"
+    )
 
 
 def test_a_new_experiment_repeats_clear_differences_and_follows_the_advice_on_prompts(tmp_path):
