@@ -359,6 +359,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
 def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | str]:
     found: dict[str, Bar | str] = dict.fromkeys(comparison.arms, NOT_KNOWN)
     if comparison.baseline is not None:
+        # If no other arm has a ratio, a bar of the baseline alone would hide the reason for it.
         usable = bool(comparison.speed) or not comparison.not_comparable
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
     found |= dict.fromkeys(comparison.exact_lags, EXACT)
