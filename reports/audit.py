@@ -373,7 +373,7 @@ def passed(audits: Mapping[str, Audit], arms: Collection[str]) -> str:
         return ""
     whose = "its" if len(sound) in (1, len(arms)) else "their"
     who = "Every arm" if len(sound) == len(arms) else ", ".join(sound)
-    return f"{who} passed {whose} audit (lag, gradients, lengths, identical arms, samples)."
+    return f"{who} passed {whose} audit (lag, gradients, lengths, no identical arms, samples)."
 
 
 def reasons(audits: Mapping[str, Audit]) -> list[str]:

@@ -253,7 +253,7 @@ class Change:
             if moved := self._beyond(sign):
                 yield said, moved, ""
             elif unsure := self._beyond(sign, noise=0.0):
-                yield said, unsure, ", perhaps only by the noise of its measurement"
+                yield said, unsure, ", perhaps not above the threshold"
 
     def sentences(self) -> Iterator[str]:
         """Yield one sentence for trials with a fall, and one for trials with a rise.
@@ -272,11 +272,10 @@ class Change:
             yield f"{said}, {before} -> {after}{unit} ({change}){where}"
 
     def in_short(self) -> Iterator[str]:
-        """Yield a short form of each sentence without doubt: `responses became shorter, -68%`."""
+        """Yield a short form of each sentence: `responses became shorter, -68%`."""
         for said, moved, doubt in self._found():
-            if not doubt:
-                change = self.quantity.shown_change(list(moved.values()))
-                yield f"{said}, {change}{self._among(moved)}"
+            change = self.quantity.shown_change(list(moved.values()))
+            yield f"{said}, {change}{self._among(moved)}{doubt}"
 
     def _among(self, moved: Collection[int]) -> str:
         """Name the trials in which the quantity moved: ` in seeds 0 and 2`; empty for one trial.
@@ -372,9 +371,11 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> list[str]:
         return ["nothing was measured both before and after training"]
 
     def largest(own: Sequence[Change]) -> float:
-        return max(size for change in own for size in change.sizes.values())
+        return max((size for change in own for size in change.sizes.values()), default=0.0)
 
-    moved = {arm: [change for change in own if change.moved] for arm, own in changes.items()}
+    # If a quantity moved in one arm, an arm in which it perhaps moved must not look unchanged.
+    titles = {change.quantity.title for own in changes.values() for change in own if change.moved}
+    moved = {arm: [c for c in own if c.quantity.title in titles] for arm, own in changes.items()}
     lines = []
     for arm, own in sorted(moved.items(), key=lambda item: -largest(item[1]) if item[1] else 0):
         said = [text for c in sorted(own, key=lambda c: -largest([c])) for text in c.in_short()]

@@ -336,7 +336,11 @@ def _in_default_storage(menu: Menu) -> bool:
 
 def _in_own_tuner(seeds: int) -> str:
     """Return how a user's own Tuner runs a number of seeds."""
-    return f'"seed": tune.grid_search([…]) with {seeds} new seeds in the param_space of a new Tuner'
+    # Under the same name, the trials would count together, as a second test of the first seeds.
+    return (
+        f'"seed": tune.grid_search([…]) with {seeds} new seeds in the param_space of a new Tuner, '
+        "with another name"
+    )
 
 
 def _said_of_disturbed_rounds(menu: Menu) -> list[str]:
@@ -436,7 +440,7 @@ def _prices(menu: Menu) -> list[str]:
     ]
     near = [arm for arm, seeds in undecided if seeds is not None]
     far = [
-        f"{row.arm} ({abs(row.judgement.difference + menu.margin):.3f} from the margin)"
+        f"{row.arm} ({_from_margin(row.judgement.difference + menu.margin)})"
         for row in menu.others
         if row.judgement is not None and (row.arm, None) in undecided
     ]
@@ -485,11 +489,18 @@ def _may_be_reduced(row: MenuRow) -> bool:
     return not _is_single(row) and cost is not None and cost < 1 - ALIKE
 
 
+def _from_margin(difference: float) -> str:
+    """Say how far a difference in reward is from the margin, and on which side."""
+    if abs(difference) < 0.0005:
+        return "at the margin"
+    return f"{abs(difference):.3f} {'within' if difference > 0 else 'beyond'} the margin"
+
+
 def _said_of_noise(arm: str, noise: Noise) -> str:
     if noise.seed_sd < noise.evaluation_sd:
         said = (
-            f"Noise of {arm}: by chance, its seeds differ by less (standard deviation "
-            f"{noise.seed_sd:.3f}) than the noise of the evaluation alone would make them differ "
+            f"Noise of {arm}: by chance, the standard deviation between its seeds "
+            f"({noise.seed_sd:.3f}) is below what the noise of the evaluation alone would cause "
             f"({noise.evaluation_sd:.3f}). So its bounds may be too narrow. The last two columns "
             "use the larger figure."
         )
@@ -510,9 +521,9 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
     if cost is None:
         return said
     if abs(cost - 1) <= ALIKE:
-        return f"{said} More prompts cost about as much as more seeds."
+        return f"{said} For the same precision, more prompts cost about as much as more seeds."
     if cost > 1:
-        return f"{said} More seeds cost less than more prompts."
+        return f"{said} For the same precision, more seeds cost less than more prompts."
     how = (
         f"{MORE_PROMPTS} times as many prompts (eval.final_prompts), if the task holds out so many,"
         if noise.held_out is None

@@ -449,8 +449,9 @@ def _answer_section(found: Answer | None) -> str:
         )
     return (
         '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
-        "<p>These columns help to answer the question that the search space asks. They have no "
-        "intervals, so do not read too much into small differences.</p>\n"
+        "<p>These columns help to answer the question that the search space asks. Ranges go from "
+        "the lowest to the highest seed, and are not intervals. Rewards are medians over the "
+        "seeds, and differences are means.</p>\n"
         f"{html_list(found.said)}"
         f"{narrow_tables(header[:first], [row[:first] for row in rows])}\n"
         f"{of_stages}"
@@ -602,7 +603,7 @@ def _scores(experiment: ExperimentRecord) -> str:
     tasks = [trial.config.task for trial in experiment.trials]
     if any(task.has_custom_reward or task.part_weights for task in tasks):
         return "Scores after the reward are its parts, without their weights."
-    return "The reward is “answer” alone. “format” does not count."
+    return "Each response has two scores, “answer” and “format”. The reward is “answer” alone."
 
 
 def _truth(truth: str | None) -> str:

@@ -42,6 +42,7 @@ from reports.summary import (
     OLDER_RESPONSES,
     Comparison,
     comparable_by_kl,
+    saves_no_time,
 )
 
 LEAST_JOINED = 3  # least number of evaluations that a line joins
@@ -142,7 +143,7 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
     timed = _timed(arms, comparison)
     faster = (
         "Compare arms here if waiting time matters most: an arm further to the left learns faster. "
-        if sum(map(comparison.comparable, comparison.arms)) > 1
+        if sum(map(comparison.comparable, comparison.arms)) > 1 and not comparison.exact_lags
         else ""
     )
     wall_clock = lines(
@@ -311,11 +312,11 @@ def _costs(comparison: Comparison) -> list[Plot]:
         {arm: _device_hours(comparison, arm) for arm in comparison.arms},
         name="device_hours",
         title="Device-hours",
-        look="The cost of the whole run: wall-clock time × reserved GPUs. If the arm has no GPU, "
-        "the cost is wall-clock time × the CPUs that its actors reserve. A shorter bar means "
-        "lower cost. The bar is the median over the trials, and the whisker reaches from the "
-        "lowest to the highest trial. Trials that other processes disturbed too much are left out. "
-        "Compare only arms that trained on the same number of samples.",
+        look="The cost without evaluation and checkpoints: wall-clock time × reserved GPUs. If the "
+        "arm has no GPU, the cost is wall-clock time × the CPUs that its actors reserve. A shorter "
+        "bar means lower cost. The bar is the median over the trials, and the whisker reaches from "
+        "the lowest to the highest trial. Trials that other processes disturbed too much are "
+        "left out. Compare only arms that trained on the same number of samples.",
         unit="device-hours",
         form="{:.3g}",
         line=None,
@@ -388,7 +389,7 @@ def _no_bar(comparison: Comparison, exact: Sequence[str] = ()) -> str:
     """
     others = [arm for arm in comparison.arms if arm not in exact]
     disturbed = [arm for arm in others if not comparison.comparable(arm)]
-    saves = f" The exact lag of {', '.join(exact)} saves no time." if exact else ""
+    saves = saves_no_time(exact)
     if not disturbed and comparison.not_comparable:
         return f"Other processes disturbed an arm or the baseline in too many seeds.{saves}"
     if not disturbed:

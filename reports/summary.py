@@ -200,6 +200,11 @@ def has_limit(trial: TrialRecord) -> bool:
     return trial.config.task.name != CONTROL and not trial.config.env.plays
 
 
+def saves_no_time(arms: Sequence[str]) -> str:
+    """Return a sentence on arms with an exact lag; empty if there are none."""
+    return f" The exact lag of {', '.join(arms)} saves no time." if arms else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Comparison of the arms, which the command prints and the report shows."""
@@ -327,8 +332,13 @@ class Comparison:
         if self.seeds == 1:
             return "Each speed-up is shown with its 95% interval." if self.speed else ""
         how = " Speed-ups are geometric means over the seeds, with their 95% intervals."
-        less = ", speeds and costs without the trials excluded below" if self._disturbed() else ""
-        said = f"Medians over {self.seeds} seeds (minimum to maximum){less}."
+        less = (
+            " Speeds and costs leave out trials that other processes disturbed. "
+            f"{MARK}: too few trials are left, so totals cover all trials and are not comparable."
+            if self._disturbed()
+            else ""
+        )
+        said = f"Medians over {self.seeds} seeds (minimum to maximum).{less}"
         return f"{said}{how if self.speed else ''}"
 
     def footnote(self) -> str:
@@ -342,7 +352,7 @@ class Comparison:
     def columns_explained(self) -> str:
         """Explain the columns of the table."""
         return (
-            f"{self._what_ratios_are()}{DEVICE} Wall-clock time and device-hours start with round "
+            f"{DEVICE} Wall-clock time and device-hours start with round "
             "1, when the actors are warm, and exclude evaluation and checkpoints. "
             f"{self._precision_of_rewards()}Tokens per response: the mean length of the held-out "
             "responses. The arrow leads from before training to the latest evaluation. Reference "
@@ -356,7 +366,8 @@ class Comparison:
     def warnings(self) -> list[str]:
         """Return notes that limit what the table shows, one paragraph each."""
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
-        notes = [COVERS[several] for several in sorted(among_seeds)]
+        notes = [self._what_ratios_are()] if self.has_ratios else []
+        notes += [COVERS[several] for several in sorted(among_seeds)]
         fewer = [
             f"{arm} ({used})" for arm, own in self.speed.items() if (used := self.seeds_used(own))
         ]
@@ -502,13 +513,11 @@ class Comparison:
         return [f"{arm}, {', '.join(seeds)}" for arm, seeds in found.items() if seeds]
 
     def _what_ratios_are(self) -> str:
-        if not self.has_ratios:
-            return ""
         return (
             f"Speed-up: samples per second relative to {self.baseline}; use this column if the "
             "devices would otherwise stand idle. At equal cost: samples per device-hour relative "
-            f"to {self.baseline}; use this column if the devices could do other work. "
-            f"{'-: no speed-up, because an exact lag saves no time. ' if self.exact_lags else ''}"
+            f"to {self.baseline}; use this column if the devices could do other work."
+            f"{' -: no speed-up, because an exact lag saves no time.' if self.exact_lags else ''}"
         )
 
     def notes_on_other_work(self) -> list[str]:

@@ -16,7 +16,7 @@ from reports.intervals import LEVEL, MOST_SEEDS, identical
 from reports.own_files import replaced
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import ADVICE, Comparison
+from reports.summary import ADVICE, Comparison, saves_no_time
 
 REWARD = "reward_difference"  # key of the quantity in report.json
 FEW_ROUNDS = f"are fewer than {LEAST_ROUNDS} rounds"
@@ -113,6 +113,7 @@ def verdicts(
         said.append(
             f"Not comparable with {comparison.baseline} in speed or cost, because other processes "
             f"used the machine: {', '.join(comparison.not_comparable)}."
+            f"{saves_no_time(comparison.exact_lags)}"
         )
     said += comparison.about_rewards
     said += _of_one_seed(found)

@@ -272,8 +272,8 @@ class Plan:
         """Say that this command has not started an experiment with this name."""
         if has_results(self.directory):
             instead = (
-                'to add seeds, call fit() of a new tune.Tuner with the same name and with "seed": '
-                "tune.grid_search([…]), which lists only the new seeds"
+                'to run more seeds, call fit() of a new tune.Tuner with another name and "seed": '
+                "tune.grid_search([…])"
                 if self.options.extend
                 else "continue it with tune.Tuner.restore"
             )

@@ -344,9 +344,14 @@ def test_a_change_measured_on_a_sample_must_exceed_its_threshold_by_two_standard
     assert list(several.in_short()) == [f"{rose}, +0.40 in seed 0"]
     unsure = changed(**ends, errors=[0.06, 0.06])
     assert not unsure.moved
-    assert list(unsure.in_short()) == []
+    # If a quantity moved in one arm, an arm in which it perhaps moved must not look unchanged.
+    assert moved_in({"a": [unsure]}) == ["no quantity moved by more than its threshold"]
+    assert moved_in({"a": [unsure], "b": [several]}) == [
+        f"b: {rose}, +0.40 in seed 0",
+        f"a: {rose}, +0.40 in both seeds, perhaps not above the threshold",
+    ]
     (sentence,) = unsure.sentences()
-    assert sentence.endswith(" in both seeds, perhaps only by the noise of its measurement")
+    assert sentence.endswith(" in both seeds, perhaps not above the threshold")
     below = changed(**{**ends, "after": [1.1, 1.1]}, errors=[0.06, 0.06])
     assert list(below.sentences()) == []
 

@@ -280,7 +280,7 @@ def test_bounds_that_rest_on_seeds_that_agree_by_chance_are_named(directory):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
     write_arm(directory, OTHER, 2.0, [(0.38, 0.42), (0.42, 0.38), (0.405, 0.4)])
     (note,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
-    assert "by chance, its seeds differ by less (standard deviation 0.001)" in note
+    assert "by chance, the standard deviation between its seeds (0.001) is below" in note
     assert "So its bounds may be too narrow." in note
 
 
@@ -294,7 +294,7 @@ def test_noise_that_is_the_same_for_all_prompts_needs_more_seeds(directory):
     assert row.noise.relative_cost == pytest.approx(1.6)
     assert row.noise.cheaper == "seeds"
     (note,) = (text for text in notes(menu(directory)) if text.startswith("Noise of sync"))
-    assert note.endswith("More seeds cost less than more prompts.")
+    assert note.endswith("more seeds cost less than more prompts.")
 
 
 def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
@@ -311,7 +311,7 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
     ]
     # The difference equals the margin, so no number of seeds would be enough.
     (far,) = (text for text in paragraph(found) if OTHER in text and "more than 50 seeds" in text)
-    assert far.startswith(f"{OTHER} (0.000 from the margin)")
+    assert far.startswith(f"{OTHER} (at the margin)")
     # So a note advises more prompts if they help, but never more seeds.
     noise = {
         arm: [t for t in notes(found) if t.startswith(f"Noise of {arm}:")] for arm in by_arm(found)
@@ -324,7 +324,7 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
     ("eval_s", "said"),
     [
         (0.0, "cost 25% of what more seeds cost"),
-        (100.0, "More prompts cost about as much as more seeds."),
+        (100.0, "more prompts cost about as much as more seeds."),
     ],
 )
 def test_a_note_on_noise_names_the_cheaper_way_to_reduce_it(directory, eval_s, said):

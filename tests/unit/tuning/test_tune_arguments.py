@@ -677,7 +677,7 @@ def test_a_resume_names_the_ways_to_train_more(of_a_file, command):
     ("option", "instead"),
     [
         ("--resume", "continue it with tune.Tuner.restore"),
-        ("--extend", 'a new tune.Tuner with the same name and with "seed": tune.grid_search([…])'),
+        ("--extend", 'a new tune.Tuner with another name and "seed": tune.grid_search([…])'),
     ],
 )
 def test_a_resume_refuses_an_experiment_of_somebodys_own_tuner(option, instead, command, tmp_path):
