@@ -52,7 +52,7 @@ class Answer:
     said: Sequence[str]  # remarks above the table
     note: str
     measured: Sequence[str]  # how the figures of each column are computed
-    caveats: Sequence[str]  # reasons not to compare figures of different arms
+    caveats: Sequence[str]  # units, and reasons not to compare figures of different arms
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -142,8 +142,12 @@ def answer(
         f"{'The list below explains the other columns.' if explained else ''}"
         f"{_marked(not_comparable) if has_speed else ''}"
         f"{_marked_as_counted(comparison) if has_speed else ''}{_unknown(values, explained)}",
-        measured=[*_how_measured(explained), *_units(explained)],
-        caveats=[*_about_kl(explained, arms), *_how_precise(explained, every)],
+        measured=_how_measured(explained),
+        caveats=[
+            *filter(None, [" ".join(_units(explained))]),
+            *_about_kl(explained, arms),
+            *_how_precise(explained, every),
+        ],
     )
 
 

@@ -529,7 +529,8 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
         if noise.held_out is None
         else f"{more} prompts instead of {noise.prompts} (eval.final_prompts={more})"
     )
-    return f"{said} For the same precision, {how} cost {cost:.0%} of what more seeds cost."
+    more_precise = f"gain as much precision as more seeds do, at {cost:.0%} of the cost"
+    return f"{said} {how[0].upper()}{how[1:]} {more_precise}."
 
 
 # ---- Cells -----------------------------------------------------------------------------------

@@ -253,8 +253,8 @@ def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
         return said
     base = comparison.baseline
     shared = (
-        f" Changes that the baseline {base} shares do not come from the settings in which the arms "
-        "differ."
+        f" A change that the baseline {base} shares to the same extent does not come from the "
+        "settings in which the arms differ."
         if base in moved and len(moved) > 1
         else ""
     )

@@ -404,9 +404,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     trials = [trial for own in arms.values() for trial in own]
     is_colocated = all(trial.config.placement == "colocated" for trial in trials)
     waits = (
-        "neither generator nor learner works"
+        "Both patterned bars show the same time, in which neither generator nor learner works"
         if is_colocated
-        else "the generator or the learner waits"
+        else "Patterned bars show how long the generator or the learner waits"
     )
     spikes = (
         " Other processes can also cause spikes."
@@ -433,7 +433,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             "one to speed up. The vertical tick marks the total time for 100 responses, excluding "
             "evaluation. The eval segment therefore extends beyond the tick. If other segments "
             "also extend far beyond the tick, stages overlap. Ignore a small excess: each time is "
-            f"a separate median over the rounds. Patterned bars show how long {waits}. "
+            f"a separate median over the rounds. {waits}. "
             "Checkpoints are written between rounds, so only the table of arms shows their time.",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",

@@ -333,7 +333,8 @@ class Comparison:
             return "Each speed-up is shown with its 95% interval." if self.speed else ""
         how = " Speed-ups are geometric means over the seeds, with their 95% intervals."
         less = (
-            " Speeds and costs leave out trials that other processes disturbed. "
+            " Speeds and costs leave out trials that other processes disturbed. Samples/s also "
+            "leaves out disturbed rounds. "
             f"{MARK}: too few trials are left, so totals cover all trials and are not comparable."
             if self._disturbed()
             else ""

@@ -193,8 +193,8 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert "nearly all of the variance between seeds comes from the evaluation" in said
     # How many prompts the task holds out is not known here, so no number is advised.
     assert said.endswith(
-        "For the same precision, 4 times as many prompts (eval.final_prompts), if the task holds "
-        "out so many, cost 40% of what more seeds cost."
+        "4 times as many prompts (eval.final_prompts), if the task holds out so many, gain as much "
+        "precision as more seeds do, at 40% of the cost."
     )
 
 
@@ -202,8 +202,14 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     ("held_out", "said"),
     [
         # 1.5 times as many prompts cost 1.1 times as much per seed.
-        (3, "3 prompts instead of 2 (eval.final_prompts=3) cost 73% of what more seeds cost"),
-        (100, "8 prompts instead of 2 (eval.final_prompts=8) cost 40% of what more seeds cost"),
+        (
+            3,
+            "3 prompts instead of 2 (eval.final_prompts=3) gain as much precision as more seeds do, at 73% of the cost",
+        ),
+        (
+            100,
+            "8 prompts instead of 2 (eval.final_prompts=8) gain as much precision as more seeds do, at 40% of the cost",
+        ),
         (2, "The last evaluation already has all 2 held-out prompts: raise eval.samples"),
         ("2", "if the task holds out so many"),
     ],
@@ -317,13 +323,13 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
         arm: [t for t in notes(found) if t.startswith(f"Noise of {arm}:")] for arm in by_arm(found)
     }
     assert noise[OTHER] == []
-    assert "cost 40% of what more seeds cost" in noise["async_k4"][0]
+    assert "gain as much precision as more seeds do, at 40% of the cost" in noise["async_k4"][0]
 
 
 @pytest.mark.parametrize(
     ("eval_s", "said"),
     [
-        (0.0, "cost 25% of what more seeds cost"),
+        (0.0, "gain as much precision as more seeds do, at 25% of the cost"),
         (100.0, "more prompts cost about as much as more seeds."),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path, errors, sta
     # The standard error of a median is sqrt(pi / 2) times that of a mean, 0.4 / sqrt(4).
     assert found.caveats[-1].startswith(start)
     assert found.caveats[-1].endswith(f"Standard errors of these figures: {end}")
-    assert "KL from sampler: in nats per response." in found.measured
+    assert found.caveats[0].startswith("KL from sampler: in nats per response.")
 
 
 def test_a_share_that_the_objective_rules_out_is_not_0(tmp_path):
@@ -164,7 +164,8 @@ def test_the_column_of_the_kl_to_the_reference_names_the_arms_to_compare(tmp_pat
         write_arm(directory, "objectives_by_lag", arm, 0, rows)
     found = answered(directory)
     assert found is not None
-    (kl,) = found.caveats
+    units, kl = found.caveats
+    assert units == "KL to reference: in nats per response."
     assert kl == f"KL to reference: {OLDER_RESPONSES} {NONE_BY_KL}"
 
 
