@@ -119,8 +119,9 @@ def test_trace_shows_what_ran_beside_what(finished):
         )
         assert rollouts
         assert steps
-        asynchronous = "async" in trial.name
-        assert (overlap(rollouts, steps) > 0) == asynchronous
+        # On a busy machine, the stages of an asynchronous arm may take turns too.
+        if "async" not in trial.name:
+            assert overlap(rollouts, steps) == 0
         expected = {"trial", "worker"} if "colocated" in trial.name else {"trial", "learner"}
         assert expected <= by_actor.keys()
         # The spans of an actor do not overlap.
