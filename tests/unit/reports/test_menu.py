@@ -204,11 +204,13 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
         # 1.5 times as many prompts cost 1.1 times as much per seed.
         (
             3,
-            "3 prompts instead of 2 (eval.final_prompts=3) gain as much precision as more seeds do, at 73% of the cost",
+            "3 prompts instead of 2 (eval.final_prompts=3) gain as much precision as more "
+            "seeds do, at 73% of the cost",
         ),
         (
             100,
-            "8 prompts instead of 2 (eval.final_prompts=8) gain as much precision as more seeds do, at 40% of the cost",
+            "8 prompts instead of 2 (eval.final_prompts=8) gain as much precision as more "
+            "seeds do, at 40% of the cost",
         ),
         (2, "The last evaluation already has all 2 held-out prompts: raise eval.samples"),
         ("2", "if the task holds out so many"),
