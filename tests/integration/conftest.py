@@ -95,8 +95,9 @@ def untimed(
 
 
 def rows(trial: Path | str) -> list[dict[str, Any]]:
-    """Return the rows of metrics in the directory of a trial."""
-    return [json.loads(line) for line in (Path(trial) / "result.json").read_text().splitlines()]
+    """Return the rows of metrics in the directory of a trial, which may be writing the next one."""
+    lines = (Path(trial) / "result.json").read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1]]
 
 
 def checkpoints(trial: Path | str) -> list[Path]:
