@@ -80,7 +80,9 @@ class ConsoleCallback(FailSafeCallback):
         """Show that a trial has started, for the first time or again."""
         self._started[trial.trial_id] = time.time()
         place = [other.trial_id for other in trials].index(trial.trial_id) + 1
-        how = "started again" if _has_reported(trial) else "started"
+        # After a restore, Tune may not know the rows of `result.json`.
+        begun = _has_reported(trial) or continued_file(trial, EXPR_RESULT_FILE).exists()
+        how = "started again" if begun else "started"
         self._show(trials, trial, f"{how} (trial {place} of {self._count(trials)})")
 
     def on_trial_result(

@@ -52,7 +52,7 @@ class Answer:
     said: Sequence[str]  # remarks above the table
     note: str
     measured: Sequence[str]  # how the figures of each column are computed
-    caveats: Sequence[str]  # units, and reasons not to compare figures of different arms
+    caveats: Sequence[str]  # reasons not to compare figures of different arms
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -144,7 +144,6 @@ def answer(
         f"{_marked_as_counted(comparison) if has_speed else ''}{_unknown(values, explained)}",
         measured=_how_measured(explained),
         caveats=[
-            *filter(None, [" ".join(_units(explained))]),
             *_about_kl(explained, arms),
             *_how_precise(explained, every),
         ],
@@ -169,18 +168,15 @@ def _how_measured(columns: Sequence[Column]) -> list[str]:
     """Say how each column's figures are computed. Columns computed alike share a sentence."""
     kinds: dict[str, list[str]] = {}
     for column in columns:
-        kinds.setdefault(column.how, []).append(_with_metric(column))
+        kinds.setdefault(f"{_unit(column)}{column.how}", []).append(_with_metric(column))
     return [f"{', '.join(titles)}: {how}." for how, titles in kinds.items()]
 
 
-def _units(columns: Sequence[Column]) -> list[str]:
-    """Give the unit of each KL, entropy and NLL."""
-    units: dict[str, list[str]] = {}
-    for column in columns:
-        if column.metric.endswith("_nats") and abs(column.factor) == 1:
-            unit = "response" if column.metric.startswith("kl/") else "token"
-            units.setdefault(unit, []).append(column.title)
-    return [f"{', '.join(titles)}: in nats per {unit}." for unit, titles in units.items()]
+def _unit(column: Column) -> str:
+    """Return the unit of a KL, an entropy or an NLL, and an empty string for other columns."""
+    if not column.metric.endswith("_nats") or abs(column.factor) != 1:
+        return ""
+    return f"in nats per {'response' if column.metric.startswith('kl/') else 'token'}, "
 
 
 def _about_kl(columns: Sequence[Column], arms: Mapping[str, Sequence[TrialRecord]]) -> list[str]:

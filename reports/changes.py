@@ -249,11 +249,12 @@ class Change:
         If no trial of a direction exceeds the threshold by more than the noise of its measurement,
         the change is in doubt.
         """
+        within = f" (within {STANDARD_ERRORS:g} standard errors of the threshold)"
         for sign, said in ((-1, self.quantity.fell), (1, self.quantity.rose)):
             if moved := self._beyond(sign):
                 yield said, moved, ""
             elif unsure := self._beyond(sign, noise=0.0):
-                yield said, unsure, ", perhaps not above the threshold"
+                yield said, unsure, within
 
     def sentences(self) -> Iterator[str]:
         """Yield one sentence for trials with a fall, and one for trials with a rise.

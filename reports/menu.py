@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from grpo_trainable.config import resources
-from grpo_trainable.text import did_you_mean
+from grpo_trainable.text import did_you_mean, plural
 from reports.audit import Audit, audit_arms
 from reports.contrasts import Contrast, paired_prompts
 from reports.intervals import MOST_SEEDS, mean_squares
@@ -343,6 +343,12 @@ def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) 
             "seeds were added after the experiment had ended, so a test with a fixed number of "
             "seeds would look at the results twice; use launch/verdict.py --max-seeds N, whose "
             "test is valid at any time"
+        )
+    if experiment.waiting:
+        raise MenuError(
+            f"your own Tuner has not begun {plural(experiment.waiting, 'trial')}; complete the "
+            "experiment (after an interrupt, with tune.Tuner.restore), or use launch/verdict.py "
+            "--max-seeds N, whose test is valid at any time"
         )
     seeds = {trial.config.seed for trial in experiment.trials}
     seeds |= {seed for _, seed in experiment.not_begun}

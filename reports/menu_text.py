@@ -82,7 +82,7 @@ def menu_or_reason(
     if seeds < 2:
         return None, f"To see {which}, run at least {FIRST_LOOK} seeds of each arm."
     parts = [*command_line.command("verdict"), str(place), "--margin", "0.03"]
-    if needs_max_seeds(experiment):
+    if needs_max_seeds(experiment) or experiment.waiting:
         parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]
     return None, f"To see {which}: {shlex.join(parts)}"
 
@@ -177,7 +177,7 @@ def notes(menu: Menu) -> list[str]:
     if any(_is_single(row) for row in menu.others):
         told.append(
             "One seed gives no verdict, and does not show how many seeds a verdict needs. Run at "
-            f"least {FIRST_LOOK} seeds: {_in_own_tuner(FIRST_LOOK)}."
+            f"least {FIRST_LOOK} seeds: {_in_own_tuner(FIRST_LOOK, 'another name')}."
             if menu.experiment.own_tuner
             else "One seed gives no verdict, and does not show how many seeds a verdict needs. Run "
             f"at least {FIRST_LOOK} seeds: launch/tune.py --extend --num-samples {FIRST_LOOK}, "
@@ -236,7 +236,8 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
             "counts the seeds of a new experiment."
         )
     if menu.experiment.own_tuner:
-        return [" ".join([*said, f"To run these seeds: {_in_own_tuner(most)}."])]
+        name = "the same name" if grows else "another name"
+        return [" ".join([*said, f"To run these seeds: {_in_own_tuner(most, name)}."])]
     # A clear difference may be due to chance, so it is worth repeating.
     run = [row for row in menu.others if row.arm in named or _is_clear(row)]
     asked = [menu.baseline.arm, *(row.arm for row in run)]
@@ -267,7 +268,7 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
         # A fixed `arm` does not name the arms that extensions added.
         every = len(run) == len(menu.others) and "arm" not in _fixed(menu)
         new = _new_experiment(menu, [] if every else asked, most, prompts)
-        storage = "" if _in_default_storage(menu) else ", with the --storage of this experiment"
+        storage = "" if _in_default_storage(menu) else " (add --storage, as for this experiment)"
         said.append(f"To run the new experiment{storage}:\n{new}")
     return [" ".join(said)]
 
@@ -334,12 +335,17 @@ def _in_default_storage(menu: Menu) -> bool:
     return storage == os.path.abspath(os.path.expanduser(STORAGE))
 
 
-def _in_own_tuner(seeds: int) -> str:
-    """Return how a user's own Tuner runs a number of seeds."""
-    # Under the same name, the trials would count together, as a second test of the first seeds.
+def _in_own_tuner(seeds: int, name: str) -> str:
+    """Return how a user's own Tuner runs a number of seeds.
+
+    Args:
+        seeds: The number of new seeds.
+        name: The name of the experiment. Under the same name, the new trials count together with
+            the old ones, which is a second test unless `--max-seeds` allows it.
+    """
     return (
-        f'"seed": tune.grid_search([…]) with {seeds} new seeds in the param_space of a new Tuner, '
-        "with another name"
+        f'"seed": tune.grid_search([…]) with {seeds} new seeds, and the settings of the arms, in '
+        f"the param_space of a new Tuner with {name} and without a search algorithm"
     )
 
 
@@ -529,8 +535,7 @@ def _said_of_noise(arm: str, noise: Noise) -> str:
         if noise.held_out is None
         else f"{more} prompts instead of {noise.prompts} (eval.final_prompts={more})"
     )
-    more_precise = f"gain as much precision as more seeds do, at {cost:.0%} of the cost"
-    return f"{said} {how[0].upper()}{how[1:]} {more_precise}."
+    return f"{said} For the same precision, {how} cost {cost:.0%} of what more seeds would cost."
 
 
 # ---- Cells -----------------------------------------------------------------------------------

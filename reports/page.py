@@ -112,7 +112,8 @@ def _head(
 ) -> str:
     trials = experiment.trials
     not_begun = experiment.not_begun
-    planned = len(trials) + len(not_begun)
+    left = len(not_begun) + experiment.waiting
+    planned = len(trials) + left
     seeds = len({trial.config.seed for trial in trials} | {seed for _, seed in not_begun})
     begun_arms = {trial.config.arm for trial in trials}
     arms = len({trial.arm for trial in trials}) + len({arm for arm, _ in not_begun} - begun_arms)
@@ -126,7 +127,7 @@ def _head(
     counts += count_stopped(trials)
     counts += [f"{failed} failed"] if failed else []
     counts += [f"{open_} still running or interrupted"] if open_ else []
-    counts += [f"{len(not_begun)} not started"] if not_begun else []
+    counts += [f"{left} not started"] if left else []
     started = experiment.description.get("started")
     origin = [
         ("space", str(experiment.description.get("space", "not recorded"))),
@@ -237,7 +238,8 @@ def _audit_section(audits: Mapping[str, Audit], experiment: ExperimentRecord) ->
 
 
 def _all_done(experiment: ExperimentRecord) -> bool:
-    return not experiment.not_begun and all(trial.done for trial in experiment.trials)
+    left = experiment.not_begun or experiment.waiting
+    return not left and all(trial.done for trial in experiment.trials)
 
 
 def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
@@ -278,6 +280,8 @@ def _missing(
     if experiment.not_begun:
         waiting = [f"{arm}/{seed}" for arm, seed in experiment.not_begun]
         items.append(f"not started: {', '.join(waiting)}")
+    if experiment.waiting:
+        items.append(f"not started: {plural(experiment.waiting, 'trial')}")
     with_rows = [trial for trial in experiment.trials if trial.rows]
     runs = Counter((trial.arm, trial.config.seed) for trial in with_rows if not trial.member)
     items += [

@@ -266,6 +266,7 @@ class ExperimentRecord:
     # are sorted by the times of their first rows.
     trials: Sequence[TrialRecord]
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
+    waiting: int = 0  # number of trials of a user's own Tuner that have not begun
     extensions: Sequence[Extension] = ()
     problems: Sequence[str]
 

@@ -99,6 +99,7 @@ def report_data(
             {**_trial(trial), "lineage": _lineage(trial, varied)} for trial in experiment.trials
         ],
         "not_begun": _pairs(experiment.not_begun),
+        "waiting": experiment.waiting,
         "extensions": [
             {"started": extension.started, "trials": _pairs(extension.planned)}
             for extension in experiment.extensions

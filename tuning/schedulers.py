@@ -136,7 +136,7 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
         live = [trial for trial in tune_controller.get_live_trials() if not trial.is_finished()]
         reached = [self._trial_state[trial].last_train_time for trial in live]
         if self._synch and reached and min(reached) >= self._next_perturbation_sync:
-            # The only trial that the others waited for has ended, so nothing compares them.
+            # The others waited only for a trial that has ended, so Tune will not compare them.
             while self._next_perturbation_sync <= max(reached):
                 self._next_perturbation_sync += self._perturbation_interval
         return super().choose_trial_to_run(tune_controller)

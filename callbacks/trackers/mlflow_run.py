@@ -1,4 +1,4 @@
-"""Runs in MLflow, on a server or in a local database."""
+"""Send the metrics of a trial to MLflow, on a server or in a local database."""
 
 from __future__ import annotations
 

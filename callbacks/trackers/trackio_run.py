@@ -1,4 +1,4 @@
-"""Runs in Trackio, in a local database or on a server."""
+"""Send the metrics of a trial to Trackio, in a local database or on a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in Weights & Biases, online or offline."""
+"""Send the metrics of a trial to Weights & Biases, online or offline."""
 
 from __future__ import annotations
 

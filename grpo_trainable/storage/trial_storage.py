@@ -281,10 +281,19 @@ class TrialStorage:
             if _parent(named) != directory or path.name <= named.name:
                 return False
             noted = unverified_state(named)  # None if the noted checkpoint has been removed
+        return self._follows_other_copy(path, noted)
+
+    def _follows_other_copy(self, path: AnyPath, than: Mapping[str, Any] | None) -> bool:
+        """Return True if a checkpoint has another origin than a state, and other settings.
+
+        Args:
+            path: The checkpoint.
+            than: The state of another checkpoint. None: a state without an origin.
+        """
         state = unverified_state(path)
         return (
             state is not None
-            and state.get("origin") != (noted or {}).get("origin")
+            and state.get("origin") != (than or {}).get("origin")
             and not self._has_settings(state.get("config", {}))
         )
 
@@ -304,14 +313,8 @@ class TrialStorage:
         if directory is None or restored not in own:
             return []
         state = unverified_state(restored)
-        copies = [
-            path.name
-            for path in own[: own.index(restored)]
-            if (other := unverified_state(path)) is not None
-            and state is not None
-            and other.get("origin") != state.get("origin")
-            and not self._has_settings(other.get("config", {}))
-        ]
+        newer = own[: own.index(restored)]
+        copies = [path.name for path in newer if self._follows_other_copy(path, state)]
         if not copies:
             return []
         aside = set_aside(directory, copies)

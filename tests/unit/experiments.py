@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,27 @@ def write_trial(
     if error is not None:
         (directory / "error.txt").write_text(error)
     return directory
+
+
+def write_state_of_tune(directory: Path, planned: int, waiting: Sequence[str] = ()) -> None:
+    """Write the state of Tune and of its searcher, of which a report reads only these parts.
+
+    Args:
+        directory: The experiment. All its trials have ended.
+        planned: The number of trials that the searcher will create.
+        waiting: The names of trials that Tune has created but not begun.
+    """
+    ended = [path.name for path in directory.iterdir() if path.is_dir()]
+    states = [("TERMINATED", ended), ("PENDING", waiting)]
+    trials = [
+        [json.dumps({"status": status, "relative_logdir": name}), "{}"]
+        for status, names in states
+        for name in names
+    ]
+    state = directory / "experiment_state-2026-11-28_21-17-36.json"
+    state.write_text(json.dumps({"trial_data": trials}))
+    searcher = directory / "basic-variant-state-2026-11-28_21-17-36.json"
+    searcher.write_bytes(pickle.dumps({"_total_samples": planned, "_finished": False}))
 
 
 def write_part(trial: Path, kind: str, number: int, rows: Sequence[Mapping[str, Any]]) -> Path:

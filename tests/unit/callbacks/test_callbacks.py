@@ -631,6 +631,13 @@ def test_the_console_names_trials_that_start_again_and_an_experiment_without_wor
     console.on_trial_start(3, [trial], trial)
     console.on_experiment_end([trial])
     assert capsys.readouterr().out.endswith("  started again (trial 1 of 1)\n")
+    # After a kill, Tune may not know that the trial had reported.
+    trial.last_result = {}
+    console.on_trial_start(3, [trial], trial)
+    assert capsys.readouterr().out.endswith("  started (trial 1 of 1)\n")
+    (tmp_path / "trial" / "result.json").write_text(json.dumps(row(3)))
+    console.on_trial_start(3, [trial], trial)
+    assert capsys.readouterr().out.endswith("  started again (trial 1 of 1)\n")
 
 
 def test_details_say_little_of_themselves():

@@ -348,10 +348,10 @@ def test_a_change_measured_on_a_sample_must_exceed_its_threshold_by_two_standard
     assert moved_in({"a": [unsure]}) == ["no quantity moved by more than its threshold"]
     assert moved_in({"a": [unsure], "b": [several]}) == [
         f"b: {rose}, +0.40 in seed 0",
-        f"a: {rose}, +0.40 in both seeds, perhaps not above the threshold",
+        f"a: {rose}, +0.40 in both seeds (within 2 standard errors of the threshold)",
     ]
     (sentence,) = unsure.sentences()
-    assert sentence.endswith(" in both seeds, perhaps not above the threshold")
+    assert sentence.endswith(" in both seeds (within 2 standard errors of the threshold)")
     below = changed(**{**ends, "after": [1.1, 1.1]}, errors=[0.06, 0.06])
     assert list(below.sentences()) == []
 

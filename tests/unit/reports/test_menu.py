@@ -20,6 +20,7 @@ from reports.menu import Menu, MenuError, MenuRow, VerdictOptions, menu_of
 from reports.menu_text import menu_or_reason, notes, paragraph, rows, shown, table
 from reports.page import _menu_section
 from reports.parquet_reader import read_files
+from reports.report import write_report
 from reports.summary import EXACT_LAG, compare
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
@@ -103,15 +104,36 @@ def test_one_seed_gives_neither_a_verdict_nor_a_forecast(directory):
     assert "does not show how many seeds a verdict needs. Run at least 3 seeds" in said
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_advice_on_more_seeds_fits_a_users_own_tuner(directory, seeds):
+@pytest.mark.parametrize(
+    ("seeds", "options", "name"),
+    [(1, {}, "another"), (3, {}, "another"), (3, {"max_seeds": 20}, "the same")],
+)
+def test_advice_on_more_seeds_fits_a_users_own_tuner(directory, seeds, options, name):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * seeds)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)][:seeds])
     (directory / "experiment.json").unlink()
-    said = " ".join(notes(menu(directory)))
+    said = " ".join(notes(menu(directory, **options)))
     assert '"seed": tune.grid_search([…]) with ' in said
+    assert f"of a new Tuner with {name} name and without a search algorithm" in said
     assert "launch/tune.py" not in said
-    assert "--" not in said
+
+
+@pytest.mark.parametrize("planned", [4, 6])
+def test_a_verdict_waits_until_a_users_own_tuner_has_begun_all_trials(directory, planned):
+    write_arm(directory, BASE, 2.0, LOW[:2])
+    write_arm(directory, OTHER, 2.0, LOW[:2])
+    (directory / "experiment.json").unlink()
+    experiments.write_state_of_tune(directory, planned)
+    if planned == 4:
+        assert menu(directory).design.seeds == 2
+        return
+    assert (
+        ": 6 trials, 0 finished, 4 still running or interrupted, 2 not started"
+        in write_report(directory).read_text()
+    )
+    with pytest.raises(MenuError, match="your own Tuner has not begun 2 trials"):
+        menu(directory)
+    assert menu(directory, max_seeds=20).design.anytime
 
 
 @pytest.mark.parametrize(
@@ -193,8 +215,8 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert "nearly all of the variance between seeds comes from the evaluation" in said
     # How many prompts the task holds out is not known here, so no number is advised.
     assert said.endswith(
-        "4 times as many prompts (eval.final_prompts), if the task holds out so many, gain as much "
-        "precision as more seeds do, at 40% of the cost."
+        "For the same precision, 4 times as many prompts (eval.final_prompts), if the task holds "
+        "out so many, cost 40% of what more seeds would cost."
     )
 
 
@@ -204,13 +226,11 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
         # 1.5 times as many prompts cost 1.1 times as much per seed.
         (
             3,
-            "3 prompts instead of 2 (eval.final_prompts=3) gain as much precision as more "
-            "seeds do, at 73% of the cost",
+            "3 prompts instead of 2 (eval.final_prompts=3) cost 73% of what more seeds would cost",
         ),
         (
             100,
-            "8 prompts instead of 2 (eval.final_prompts=8) gain as much precision as more "
-            "seeds do, at 40% of the cost",
+            "8 prompts instead of 2 (eval.final_prompts=8) cost 40% of what more seeds would cost",
         ),
         (2, "The last evaluation already has all 2 held-out prompts: raise eval.samples"),
         ("2", "if the task holds out so many"),
@@ -239,7 +259,7 @@ def test_the_command_of_a_new_experiment_is_complete(tmp_path, monkeypatch):
     (note,) = (text for text in notes(menu(directory)) if "To run the new experiment" in text)
     prose, _, line = note.partition("\n")
     assert "includes" not in prose
-    assert prose.endswith("To run the new experiment, with the --storage of this experiment:")
+    assert prose.endswith("To run the new experiment (add --storage, as for this experiment):")
     monkeypatch.setattr(menu_text, "STORAGE", str(tmp_path))
     assert notes(menu(directory))[-1].endswith(f"To run the new experiment:\n{line}")
     given = parse_arguments(shlex.split(line[line.index("--space") :]))
@@ -325,13 +345,13 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
         arm: [t for t in notes(found) if t.startswith(f"Noise of {arm}:")] for arm in by_arm(found)
     }
     assert noise[OTHER] == []
-    assert "gain as much precision as more seeds do, at 40% of the cost" in noise["async_k4"][0]
+    assert "cost 40% of what more seeds would cost" in noise["async_k4"][0]
 
 
 @pytest.mark.parametrize(
     ("eval_s", "said"),
     [
-        (0.0, "gain as much precision as more seeds do, at 25% of the cost"),
+        (0.0, "cost 25% of what more seeds would cost"),
         (100.0, "more prompts cost about as much as more seeds."),
     ],
 )

@@ -137,7 +137,8 @@ def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path, errors, sta
     # The standard error of a median is sqrt(pi / 2) times that of a mean, 0.4 / sqrt(4).
     assert found.caveats[-1].startswith(start)
     assert found.caveats[-1].endswith(f"Standard errors of these figures: {end}")
-    assert found.caveats[0].startswith("KL from sampler: in nats per response.")
+    (measured,) = (text for text in found.measured if text.startswith("KL from sampler"))
+    assert ": in nats per response, " in measured
 
 
 def test_a_share_that_the_objective_rules_out_is_not_0(tmp_path):
@@ -164,8 +165,9 @@ def test_the_column_of_the_kl_to_the_reference_names_the_arms_to_compare(tmp_pat
         write_arm(directory, "objectives_by_lag", arm, 0, rows)
     found = answered(directory)
     assert found is not None
-    units, kl = found.caveats
-    assert units == "KL to reference: in nats per response."
+    (kl,) = found.caveats
+    (measured,) = (text for text in found.measured if text.startswith("KL to reference"))
+    assert measured.startswith("KL to reference (kl/reference_nats): in nats per response, ")
     assert kl == f"KL to reference: {OLDER_RESPONSES} {NONE_BY_KL}"
 
 
