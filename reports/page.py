@@ -561,13 +561,14 @@ def _legend(arms: Sequence[str]) -> str:
 def _examples_section(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> str:
-    blocks = []
+    blocks, scored = [], False
     for place, (arm, trials) in enumerate(experiment.arms.items()):
         trial = trials[0]
         if own := comparison.changes.get(arm):
             # The comparison leaves out trials without a row.
             trial = [trial for trial in trials if trial.rows][changes.most_moved(own)]
         examples = files[trial.name].examples
+        scored |= any("," in pair.before_scores for pair in examples.pairs)
         if not examples.pairs:
             why = (
                 "no evaluation after round 0 was kept"
@@ -596,18 +597,17 @@ def _examples_section(
         '<section id="examples">\n<h2>Before and after</h2>\n'
         "<p>One trial of each arm: the trial with the largest side effect, or else the first. The "
         "prompts are the first held-out prompts, not a selection, each with its first response "
-        f"before training and at the latest evaluation. {_scores(experiment)}</p>\n"
-        + "\n".join(blocks)
-        + "\n</section>"
+        "before training and at the latest evaluation."
+        f"{_scores(experiment) if scored else ''}</p>\n" + "\n".join(blocks) + "\n</section>"
     )
 
 
 def _scores(experiment: ExperimentRecord) -> str:
-    """Explain the scores that follow the reward of a response."""
+    """Explain the scores that follow the reward of a response, after a space."""
     tasks = [trial.config.task for trial in experiment.trials]
     if any(task.has_custom_reward or task.part_weights for task in tasks):
-        return "Scores after the reward are its parts, without their weights."
-    return "Each response has two scores, “answer” and “format”. The reward is “answer” alone."
+        return " Scores after the reward are its parts, without their weights."
+    return " Each response has two scores, “answer” and “format”. The reward is “answer” alone."
 
 
 def _truth(truth: str | None) -> str:

@@ -436,7 +436,9 @@ class Zeros(Searcher):
 )
 def test_the_state_of_tunes_searchers_tells_the_number_of_trials(tmp_path, searcher, planned):
     space = {"lag": tune.grid_search([0, 1])} if planned == 6 else {}
-    searcher.add_configurations([Experiment("e", print, config=space, num_samples=3)])
+    searcher.add_configurations(
+        [Experiment("e", print, config=space, num_samples=3, storage_path=str(tmp_path))]
+    )
     searcher.save_to_dir(str(tmp_path), "2026-11-28_21-17-36")
     write_trial(tmp_path, config(), [row(1)])
     (tmp_path / "experiment_state-2026-11-28_21-17-36.json").write_text('{"trial_data": []}')
@@ -687,6 +689,7 @@ def test_examples_have_the_true_answer_and_the_parts_of_the_reward(experiment):
     assert "<h4>Ground truth</h4><pre>\\frac{1}{2} &lt;b&gt;</pre>" in page
     assert page.count("Ground truth") == 2
     assert "Round 2 · reward 0.00, format 1.00, answer 0.00" in page
+    assert "Each response has two scores" in page
 
 
 def test_examples_have_no_format_that_the_reward_does_not_judge(experiment):
@@ -694,8 +697,12 @@ def test_examples_have_no_format_that_the_reward_does_not_judge(experiment):
     parts = {"format_reward": None, "answer_reward": 0.5}
     for n in (0, 2):
         write_part(trial, "evaluations", max(n, 1), [{**evaluation(n, 0, "x", 0.5), **parts}])
-    (pair,) = read_files(only_trial(experiment)).examples.pairs
+    record, files = read_experiment(experiment), read_files(only_trial(experiment))
+    (pair,) = files.examples.pairs
     assert (pair.before_scores, pair.after_scores) == ("reward 0.50", "reward 0.50")
+    page = _examples_section(record, compare(record.trials), {only_trial(experiment).name: files})
+    assert "Round 2 · reward 0.50" in page
+    assert "two scores" not in page
 
 
 def test_version_changes_are_in_order_from_the_first(experiment):
