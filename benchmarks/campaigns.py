@@ -14,6 +14,8 @@ Campaigns:
           policy sees through a camera: each slice trains all three with one seed
   games   does GRPO learn to use hints and tools: each slice trains one game of the policy `games`,
           with one gradient step per batch and with four
+  smollm2  does a real model learn as much here as in TRL: each slice trains SmolLM2-135M-Instruct
+          with one seed, here or in TRL's environment, which `make campaigns` creates
 
 The results are rewards at equal samples, so other work may run at the same time. Each campaign has
 one JSON file, which lists the planned slices and holds the finished ones. After an interruption,
@@ -117,6 +119,21 @@ class BesideTokenEnv(Slice):
         return {**result, "curves": curves | {"rllib_ppo": rllib}}
 
 
+@dataclass(frozen=True)
+class RealModel:
+    """A slice that trains SmolLM2-135M-Instruct with one seed, here or in TRL."""
+
+    name: str
+    trainer: str  # an engine and an arm, or `trl`
+    seed: int
+
+    def run(self, directory: Path) -> dict[str, Any]:
+        """Evaluate, train and evaluate again. The trial is stored elsewhere, and not kept."""
+        import real_model
+
+        return real_model.one_training(self.trainer, self.seed, rounds=16)
+
+
 SEEDS = f"--num-samples 3 --margin {MARGIN}"
 # Two trials at the same time. The actors of each reserve 0.1 + 0.9 of two cores.
 TOGETHER = "--max-concurrent 2 --set resources.worker_cpus=0.9"
@@ -146,7 +163,9 @@ GAMES = {
     "guess": "--set eval.prompts=10 --set eval.samples=64",
     "calculator": "--set eval.prompts=64 --set eval.samples=8",
 }
-CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
+# Part of a slice's name -> the trainer, for the campaign `smollm2`.
+TRAINERS = {"here": "hf colocated_k1_two_cores", "trl": "trl"}
+CAMPAIGNS: dict[str, tuple[Slice | RealModel, ...]] = {
     "atlas": tuple(
         Slice(
             objective,
@@ -200,6 +219,11 @@ CAMPAIGNS: dict[str, tuple[Slice, ...]] = {
         )
         for game, held_out in GAMES.items()
     ),
+    "smollm2": tuple(
+        RealModel(f"{name}_seed{seed}", trainer, seed)
+        for seed in range(3)
+        for name, trainer in TRAINERS.items()
+    ),
 }
 
 
@@ -233,7 +257,7 @@ def main() -> None:
             PICTURES[name](measurements(read(file_of(name))))
 
 
-def to_run(name: str, only: str | None) -> list[Slice]:
+def to_run(name: str, only: str | None) -> list[Slice | RealModel]:
     """Return the slices of a campaign that are not finished, or the slice `only`."""
     if only is not None:
         return [own for own in CAMPAIGNS[name] if own.name == only]
@@ -241,7 +265,7 @@ def to_run(name: str, only: str | None) -> list[Slice]:
     return [own for own in CAMPAIGNS[name] if own.name not in done]
 
 
-def finish(name: str, own: Slice, origin: dict[str, Any], directory: Path) -> None:
+def finish(name: str, own: Slice | RealModel, origin: dict[str, Any], directory: Path) -> None:
     """Run a slice, and add its result to the file of the campaign."""
     result = checked({**origin, **own.run(directory)})
     planned = [one.name for one in CAMPAIGNS[name]]

