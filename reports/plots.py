@@ -296,7 +296,7 @@ def _beware(comparison: Comparison) -> str:
         if arm not in disturbed and not all(trial.comparable for trial in own)
     ]
     if excluded:
-        left_out += f"Disturbed trials of {', '.join(excluded)} are left out. "
+        left_out += f"Disturbed trials of {joined(excluded)} are left out. "
     counted = _counted(comparison)
     return left_out + (f"{counted.strip()} " if counted else "")
 

@@ -215,7 +215,7 @@ class ModelSettings(Settings):
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between a policy that acts in an environment and other settings."""
+    """Yield conflicts that involve a policy that acts in an environment."""
     acts, engine = config.task.name == CONTROL, config.engine
     advantage, overlong = config.loss.advantage, config.rollout.overlong
 

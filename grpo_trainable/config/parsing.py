@@ -311,7 +311,7 @@ def advice_for(key: str) -> str | None:
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested settings in which missing keys have the task's and model's defaults.
+    """Return nested settings, with missing keys filled in from the defaults of task and model.
 
     A missing key without such a default stays missing.
     """

@@ -167,7 +167,7 @@ class SleepingEngine(Protocol):
 
 
 def build_engine(setup: EngineSetup) -> Engine:
-    """Build the configured engine, one of `ENGINES` or a user-defined one, resolving `auto`.
+    """Resolve `auto`, and build the configured engine: one of `ENGINES` or a user-defined one.
 
     Raises:
         ValueError: The engine does not suit the policy, or needs a library that is not installed.

@@ -296,7 +296,7 @@ class Generator:
             return self._completer.completions(groups, requests[0].limits)
 
     def _complete(self, requests: Sequence[Request]) -> list[RolloutGroup]:
-        """Sample completions with the same weights as the responses."""
+        """Sample completions with the weights that sampled the responses."""
         return self._sample(requests, advance)
 
     def _sample_or_play(

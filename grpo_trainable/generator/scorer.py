@@ -73,8 +73,8 @@ class ProcessScorer:
     is given, `reward` names a task instead: a built-in task or a user's class. In that case, `task`
     contains the task's `settings` and `seed`, and the function is the task's method `reward`.
 
-    A call scores one response or, if the function scores groups, consecutive requests for the same
-    example. If the function scores batches, a call scores all requests. Three kinds of failure give
+    A call scores one response. If the function scores groups, a call scores consecutive responses
+    to the same example, and if it scores batches, all responses. Three kinds of failure give
     all responses of a call a `RewardError`: an exception, no answer within `deadline_s` seconds per
     response, and the death of the process. A result that is not a finite number gives only its own
     response a `RewardError`. A call with an exception or such a result is repeated once, to see

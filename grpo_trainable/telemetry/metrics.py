@@ -1,4 +1,4 @@
-"""The names of all metrics, and stage seconds computed from the actors' spans.
+"""The names of all metrics, and the seconds of each stage, computed from the actors' spans.
 
 Names are `area/name_unit`; values are floats. Code that only writes or shows metrics needs no
 torch, so this module does not import torch.

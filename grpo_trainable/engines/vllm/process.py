@@ -83,8 +83,8 @@ def import_vllm(threads: int, device: str) -> None:
     except Exception as error:  # other installed packages make the import fail in many ways
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
-            f"vLLM cannot be imported ({reason}); if the cause is a package built for a different "
-            f"torch version than vLLM needs, remove such packages: pip uninstall -y {IN_ITS_WAY}"
+            f"vLLM cannot be imported ({reason}); if a package was built for another torch version "
+            f"than the one that vLLM needs, remove such packages: pip uninstall -y {IN_ITS_WAY}"
         ) from error
     if torch.get_num_threads() != threads:
         raise ValueError(

@@ -246,7 +246,7 @@ class _Group:
 
 
 def _digest(question: Hashable) -> bytes:
-    """Return a digest of a question, which takes less memory than its texts."""
+    """Return a digest of a question. A digest takes less memory than the question's texts."""
     return hashlib.sha256(repr(question).encode()).digest()
 
 
