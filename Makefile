@@ -145,7 +145,7 @@ bench-off-policy: $(READY) ## Measure the costs and benefits of k, lag and repla
 
 # Each slice takes at most 20 minutes, at low priority. After an interruption, the same command
 # continues. ARGS="atlas --slices 2" runs only the next two slices of the atlas.
-campaigns: $(READY) .venv-trl/.ready ## Run experiments that take hours, in slices of at most 20 minutes.
+campaigns: $(READY) ## Run experiments that take hours, in slices of at most 20 minutes.
 	$(BIN)/python benchmarks/campaigns.py $(ARGS)
 	$(BIN)/python docs/tables.py
 

@@ -15,12 +15,12 @@ Campaigns:
   games   does GRPO learn to use hints and tools: each slice trains one game of the policy `games`,
           with one gradient step per batch and with four
   smollm2  does a real model learn as much here as in TRL: each slice trains SmolLM2-135M-Instruct
-          with one seed, here or in TRL's environment, which `make campaigns` creates
+          with one seed, here or in TRL's environment
 
 The results are rewards at equal samples, so other work may run at the same time. Each campaign has
 one JSON file, which lists the planned slices and holds the finished ones. After an interruption,
-the same command continues. At most one slice is lost, and if the commit is the same, the finished
-trials of that slice are kept.
+the same command continues. At most one slice is lost. If the commit is the same, the finished
+trials of that slice are kept, except in smollm2.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import off_policy
+import real_model
 from measure import (
     RESULTS,
     ROOT,
@@ -129,9 +130,7 @@ class RealModel:
 
     def run(self, directory: Path) -> dict[str, Any]:
         """Evaluate, train and evaluate again. The trial is stored elsewhere, and not kept."""
-        import real_model
-
-        return real_model.one_training(self.trainer, self.seed, rounds=16)
+        return real_model.one_training(self.trainer, real_model.Sizes(rounds=12, seed=self.seed))
 
 
 SEEDS = f"--num-samples 3 --margin {MARGIN}"
@@ -244,6 +243,8 @@ def main() -> None:
     asked = [(name, own) for name in names for own in to_run(name, args.only)]
     if args.only is not None and not asked:
         raise UsageError(f"{args.only}: not a slice of {', '.join(names)}")
+    if any(isinstance(own, RealModel) for _, own in asked[: args.slices]):
+        real_model.refuse_without_trl()
     os.nice(19)
     # Ray would raise the niceness further, and the trials would hang beside any other work.
     os.environ.setdefault("RAY_worker_niceness", "0")

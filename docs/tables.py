@@ -430,6 +430,25 @@ def mean_and_range(values: Iterable[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ({min(values):.3f}-{max(values):.3f})"
 
 
+def slices(campaign: str, *columns: str) -> list[str]:
+    """Compare the arms of each slice of a campaign with the first arm of the slice.
+
+    Args:
+        campaign: The name of the campaign.
+        columns: Names of further columns of the search space.
+    """
+    rows, titles = [], list(columns)
+    for name, own in measurements(read(f"campaign_{campaign}")).items():
+        titles = [own["columns"][column]["title"] for column in columns]
+        for arm, values in own["arms"].items():
+            is_base = arm == own["menu"]["baseline"]
+            differs = ("", "baseline") if is_base else verdict(own["menu"]["arms"][arm])
+            figures = (mean_and_range(values[column]) for column in ("reward", *columns))
+            rows.append([name, f"`{arm}`", *differs, *figures])
+    header = ["slice", "arm", "difference in reward", "verdict", "held-out reward", *titles]
+    return markdown(header, rows)
+
+
 def tolerated(verdicts: Sequence[str]) -> str:
     """Return the largest lag up to which an objective is no worse, and the next verdict."""
     largest = "none shown"
@@ -790,6 +809,7 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             atlas,
             advantages,
             critic_errors,
+            slices,
             asynchrony,
             schedule,
             peers,

@@ -47,7 +47,8 @@ CHECKS_NOTE = (
     "the largest lag. With an exact lag of L, the first L rounds have smaller lags. "
     "Without gradient: the share of the rounds that did not change the policy. Tokens: the mean "
     "length of the responses that were trained on, and of all responses that were drawn (sampled). "
-    "Equal to: arms that learned the same, bit for bit, although their settings differ."
+    "Equal to: arms that learned the same, bit for bit, although they differ in settings that "
+    "should change what an arm learns."
 )
 CONSEQUENCES = ("arm", "effective sample size", "discarded", "clipped", "weights bounded")
 CONSEQUENCES_NOTE = (
@@ -373,7 +374,7 @@ def passed(audits: Mapping[str, Audit], arms: Collection[str]) -> str:
         return ""
     whose = "its" if len(sound) in (1, len(arms)) else "their"
     who = "Every arm" if len(sound) == len(arms) else ", ".join(sound)
-    return f"{who} passed {whose} audit (lag, gradients, lengths, no identical arms, samples)."
+    return f"{who} passed {whose} audit (lag, gradients, lengths, no unexpected copies, samples)."
 
 
 def reasons(audits: Mapping[str, Audit]) -> list[str]:

@@ -22,12 +22,7 @@ from grpo_trainable.telemetry.metrics import COPIED_FROM
 from grpo_trainable.text import plural, without_module
 from reports import EXPERIMENT_FILE, EXTENSIONS, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
-from reports.own_tuner import (
-    DIRECTORY,
-    trials_not_begun,
-    with_absolute_paths,
-    without_restarted,
-)
+from reports.own_tuner import DIRECTORY, with_absolute_paths, without_restarted
 from reports.population import groups_of_donors, short_value
 from reports.records import (
     MAX_NUMBER,
@@ -38,6 +33,7 @@ from reports.records import (
     Stretch,
     TrialRecord,
 )
+from reports.tune_state import TuneState, tune_state
 from search_spaces import SPACES
 from search_spaces.search_space import MAX_LABEL, Question
 
@@ -97,10 +93,10 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     question = _question(description, problems)
     order = {arm: place for place, arm in enumerate(question.arms if question else ())}
     trials.sort(key=lambda t: (order.get(t.config.arm, len(order)), t.config.arm, t.config.seed))
-    waiting = 0
+    state = TuneState()
     if not described:
         trials = with_absolute_paths(without_restarted(trials, problems))
-        waiting = trials_not_begun(directory, entries, trials, problems)
+        state = tune_state(directory, entries, trials, problems)
         trials.sort(key=_first_reported)
     members = description.get("scheduler") == "pbt" or any(trial.copied for trial in trials)
     return ExperimentRecord(
@@ -110,7 +106,8 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         question=question,
         trials=as_population(trials) if members else told_apart(trials),
         not_begun=not_begun,
-        waiting=waiting,
+        waiting=state.waiting,
+        several_runs=state.several_runs,
         extensions=extensions,
         problems=problems,
     )

@@ -100,6 +100,7 @@ class Judgement:
     # number is above the maximum of the design or above `MOST_SEEDS`.
     seeds_needed: int | None
     seeds_missing: int | None  # seeds still to run until a decision is likely; 0 after a decision
+    copy: bool = False  # True if the arm repeats the baseline exactly
 
 
 def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
@@ -155,6 +156,7 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
             power=_power_reached(own, shifted[arm], no_worse[arm].nominal),
             seeds_needed=needed,
             seeds_missing=missing,
+            copy=own.copy,
         )
     return found
 

@@ -118,6 +118,10 @@ def narrow_tables(
 
 def _figures(cell: str) -> str:
     """Return `0.3 (0.2 to 0.4)` on two lines, so that many columns fit side by side."""
-    middle, spread = re.sub(r" \([^)]*\)", "", cell), re.findall(r"\(([^)]*)\)", cell)
-    below = f"<small>{escaped(' -> '.join(spread))}</small>" if spread else ""
+    spread = r" \(([^)]*)\)"
+    parts = cell.split(" -> ")
+    middle = " -> ".join(re.sub(spread, "", part) for part in parts)
+    # Without a spread, all values are equal.
+    found = [found[1] if (found := re.search(spread, part)) else part for part in parts]
+    below = f"<small>{escaped(' -> '.join(found))}</small>" if found != parts else ""
     return (escaped(middle) + below).replace("-&gt;", "→")

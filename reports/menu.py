@@ -92,6 +92,15 @@ class Noise:
         return "prompts" if self.relative_cost < 1 else "seeds"
 
 
+@dataclass(frozen=True)
+class SeedCost:
+    """Median cost of one complete trial."""
+
+    seconds: float  # including evaluation and checkpoints
+    last_eval_s: float  # seconds of the last evaluation
+    devices: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class MenuRow:
     """One arm of the menu."""
@@ -107,6 +116,7 @@ class MenuRow:
     reward: Contrast | None
     faults: Sequence[str]  # faults found by the audit, which rule out a verdict; usually empty
     noise: Noise | None
+    seed: SeedCost | None  # None without a complete trial
     price: Price | None  # None if no more seeds are needed, or if their number or cost is unknown
     # True if no other arm is faster, cheaper and better at once. False for an arm with faults or
     # without a comparable speed.
@@ -260,6 +270,7 @@ def menu_of(
             reward=rewards.get(arm),
             faults=faults[arm],
             noise=noise.get(arm),
+            seed=costs[arm],
             price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
             in_pareto_set=arm in pareto,
             ended_early=ended_early[arm],
@@ -275,6 +286,7 @@ def menu_of(
         reward=None,
         faults=faults[baseline],
         noise=None,
+        seed=costs[baseline],
         price=None,
         in_pareto_set=baseline in pareto,
         ended_early=ended_early[baseline],
@@ -336,6 +348,18 @@ def _baseline(planned: Sequence[str], arms: Sequence[str], asked: str | None) ->
 
 
 def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) -> Design:
+    if experiment.waiting is None:
+        raise MenuError(
+            "Tune's snapshot of the experiment cannot be read, so it is unknown whether all trials "
+            "have begun; continue the experiment with tune.Tuner.restore"
+        )
+    # The trials that follow may belong to further arms.
+    if experiment.waiting:
+        have = "has" if experiment.waiting == 1 else "have"
+        raise MenuError(
+            f"{plural(experiment.waiting, 'trial')} of your own Tuner {have} not begun; wait for "
+            "the end or, after an interrupt, continue with tune.Tuner.restore"
+        )
     if options.max_seeds is not None:
         return Design(seeds=options.max_seeds, anytime=True, arms=others)
     if needs_max_seeds(experiment):
@@ -343,12 +367,6 @@ def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) 
             "seeds were added after the experiment had ended, so a test with a fixed number of "
             "seeds would look at the results twice; use launch/verdict.py --max-seeds N, whose "
             "test is valid at any time"
-        )
-    if experiment.waiting:
-        raise MenuError(
-            f"your own Tuner has not begun {plural(experiment.waiting, 'trial')}; complete the "
-            "experiment (after an interrupt, with tune.Tuner.restore), or use launch/verdict.py "
-            "--max-seeds N, whose test is valid at any time"
         )
     seeds = {trial.config.seed for trial in experiment.trials}
     seeds |= {seed for _, seed in experiment.not_begun}
@@ -360,7 +378,7 @@ def needs_max_seeds(experiment: ExperimentRecord) -> bool:
 
     One seed allows no test, so seeds may be added to one seed.
     """
-    return experiment.seeds_before_addition > 1
+    return experiment.several_runs or experiment.seeds_before_addition > 1
 
 
 def _pairs(
@@ -461,16 +479,7 @@ def _pareto_set(compared: Comparison, baseline: str, judged: Mapping[str, Judgem
 # ---- The price of a decision -----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _SeedCost:
-    """Median cost of one complete trial."""
-
-    seconds: float  # including evaluation and checkpoints
-    last_eval_s: float  # seconds of the last evaluation
-    devices: float
-
-
-def _seed_cost(trials: Sequence[TrialRecord]) -> _SeedCost | None:
+def _seed_cost(trials: Sequence[TrialRecord]) -> SeedCost | None:
     evaluating = [sum(trial.column("time/eval_s")) for trial in trials]
     seconds = [
         (trial.last("time/wall_clock_s") or 0.0)
@@ -482,10 +491,10 @@ def _seed_cost(trials: Sequence[TrialRecord]) -> _SeedCost | None:
         return None
     devices = resources.devices(trials[0].config)
     last = [trial.last("time/eval_s") or 0.0 for trial in trials]
-    return _SeedCost(statistics.median(seconds), statistics.median(last), devices)
+    return SeedCost(statistics.median(seconds), statistics.median(last), devices)
 
 
-def _price(costs: Sequence[_SeedCost | None], seeds: int | None) -> Price | None:
+def _price(costs: Sequence[SeedCost | None], seeds: int | None) -> Price | None:
     """Return the price of `seeds` more seeds, each with one trial for every entry of `costs`.
 
     None if no more seeds are needed, or if their number or a cost is unknown.
@@ -500,7 +509,7 @@ def _price(costs: Sequence[_SeedCost | None], seeds: int | None) -> Price | None
 
 
 def _total_price(
-    judged: Mapping[str, Judgement], costs: Mapping[str, _SeedCost | None], baseline: str
+    judged: Mapping[str, Judgement], costs: Mapping[str, SeedCost | None], baseline: str
 ) -> Price | None:
     """Return the price of deciding all arms whose number of missing seeds is known.
 

@@ -82,7 +82,7 @@ def menu_or_reason(
     if seeds < 2:
         return None, f"To see {which}, run at least {FIRST_LOOK} seeds of each arm."
     parts = [*command_line.command("verdict"), str(place), "--margin", "0.03"]
-    if needs_max_seeds(experiment) or experiment.waiting:
+    if needs_max_seeds(experiment):
         parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]
     return None, f"To see {which}: {shlex.join(parts)}"
 
@@ -98,7 +98,7 @@ def paragraph(menu: Menu) -> list[str]:
         (NO_WORSE, "Yes, any loss is below the margin"),
         (WORSE, "No, the loss is above the margin"),
     ):
-        arms = [_named(row) for row in menu.others if row.verdict == verdict]
+        arms = [_named(menu, row) for row in menu.others if row.verdict == verdict]
         said += [f"{opening}: {', '.join(arms)}."] if arms else []
     undecided = [row.arm for row in menu.others if row.verdict == UNDECIDED]
     if undecided:
@@ -106,6 +106,11 @@ def paragraph(menu: Menu) -> list[str]:
         said += _clear_but_undecided(menu)
         said += _prices(menu)
     said += _without_verdict(menu)
+    if _all_disturbed(menu):
+        said.append(
+            "Speeds cannot be compared, because other processes used too much of the machine. To "
+            "compare them, run the experiment again on an idle machine."
+        )
     return [*said, *menu.about_exact_lag]
 
 
@@ -117,12 +122,14 @@ def _clear_but_undecided(menu: Menu) -> list[str]:
         if own is None or not _is_clear(row):
             continue
         side, doubt = (
-            ("above", "the bounds of the menu allow no verdict")
+            ("above", "allow no verdict")
             if own.more
-            else ("below", f"whether it loses more than {menu.margin:.3g} is undecided")
+            else ("below", f"do not show whether it loses more than {menu.margin:.3g}")
         )
-        value = written(own.value, REWARD)
-        said.append(f"{row.arm} is clearly {side} {base} in reward ({value}), but {doubt}.")
+        said.append(
+            f"By the intervals of the report, {row.arm} is clearly {side} {base} in reward "
+            f"({written(own.value, REWARD)}), but the stricter bounds of the menu {doubt}."
+        )
     return said
 
 
@@ -159,7 +166,7 @@ def notes(menu: Menu) -> list[str]:
     if menu.design.anytime:
         looks = f"you test after each seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
     else:
-        looks = f"you test once, after all {plural(menu.design.seeds, 'planned seed')}"
+        looks = f"you test once, after all planned seeds ({menu.design.seeds})"
     has_bounds = any(row.judgement and row.judgement.low is not None for row in menu.others)
     bounds = (
         f", with one-sided {1 - ALPHA:.0%} bounds{several}. The bounds are valid if {looks}"
@@ -177,7 +184,7 @@ def notes(menu: Menu) -> list[str]:
     if any(_is_single(row) for row in menu.others):
         told.append(
             "One seed gives no verdict, and does not show how many seeds a verdict needs. Run at "
-            f"least {FIRST_LOOK} seeds: {_in_own_tuner(FIRST_LOOK, 'another name')}."
+            f"least {FIRST_LOOK} seeds: {_in_own_tuner(menu, FIRST_LOOK)}."
             if menu.experiment.own_tuner
             else "One seed gives no verdict, and does not show how many seeds a verdict needs. Run "
             f"at least {FIRST_LOOK} seeds: launch/tune.py --extend --num-samples {FIRST_LOOK}, "
@@ -196,12 +203,12 @@ def notes(menu: Menu) -> list[str]:
             f"Trials that failed or were stopped do not count: {', '.join(early)}. If they ended "
             "because they trained badly, the reward of their arm looks too high."
         )
-    told += [
-        _said_of_noise(row.arm, row.noise)
+    noise = {
+        row.arm: row.noise
         for row in menu.others
         if row.noise is not None and _is_undecided(row) and _may_be_reduced(row)
-    ]
-    return told + _said_of_more_seeds(menu)
+    }
+    return [*told, *_said_of_noise(noise), *_said_of_more_seeds(menu)]
 
 
 def _said_of_undecided(menu: Menu) -> list[str]:
@@ -236,8 +243,7 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
             "counts the seeds of a new experiment."
         )
     if menu.experiment.own_tuner:
-        name = "the same name" if grows else "another name"
-        return [" ".join([*said, f"To run these seeds: {_in_own_tuner(most, name)}."])]
+        return [" ".join([*said, f"To run these seeds: {_in_own_tuner(menu, most)}."])]
     # A clear difference may be due to chance, so it is worth repeating.
     run = [row for row in menu.others if row.arm in named or _is_clear(row)]
     asked = [menu.baseline.arm, *(row.arm for row in run)]
@@ -259,18 +265,44 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
             f"To run these seeds: launch/tune.py --extend --num-samples {most}, with the --name "
             "and --storage of this experiment."
         )
-    if added:
+    if added and grows:
         said.append(
-            f"{'This' if grows else 'The following'} command includes {joined(added)}, so it takes "
-            "longer than the times under “to decide”."
+            f"This command includes {joined(added)}, so it takes longer than the times under “to "
+            "decide”."
         )
     if not grows:
+        total = _cost_of([menu.baseline, *run], most, prompts)
+        if added:
+            said.append(
+                f"The following command includes {joined(added)}, so it takes longer than the "
+                f"times under “to decide”{f': {total}' if total else ''}."
+            )
         # A fixed `arm` does not name the arms that extensions added.
         every = len(run) == len(menu.others) and "arm" not in _fixed(menu)
         new = _new_experiment(menu, [] if every else asked, most, prompts)
         storage = "" if _in_default_storage(menu) else " (add --storage, as for this experiment)"
         said.append(f"To run the new experiment{storage}:\n{new}")
     return [" ".join(said)]
+
+
+def _cost_of(rows: Sequence[MenuRow], seeds: int, prompts: int | None) -> str:
+    """Return the cost of some seeds of each arm as text, or "" if it is unknown.
+
+    Args:
+        rows: The arms.
+        seeds: The number of seeds.
+        prompts: The number of prompts in the last evaluation; None for that of the experiment.
+    """
+    costs = [row.seed for row in rows]
+    known = [cost for cost in costs if cost is not None]
+    evaluated = [row.noise.prompts for row in rows if row.noise is not None]
+    if len(known) < len(costs) or (prompts and not evaluated):
+        return ""
+    longer = prompts / max(evaluated) - 1 if prompts else 0.0  # longer last evaluations
+    seconds = [seeds * (cost.seconds + longer * cost.last_eval_s) for cost in known]
+    hours = [s * cost.devices / 3600 for s, cost in zip(seconds, known, strict=True)]
+    price = Price(minutes=sum(seconds) / 60, device_hours=sum(hours))
+    return f"{_cost(price)}, if trials run one after another"
 
 
 def _advised_prompts(rows: Sequence[MenuRow]) -> int | None:
@@ -335,17 +367,13 @@ def _in_default_storage(menu: Menu) -> bool:
     return storage == os.path.abspath(os.path.expanduser(STORAGE))
 
 
-def _in_own_tuner(seeds: int, name: str) -> str:
-    """Return how a user's own Tuner runs a number of seeds.
-
-    Args:
-        seeds: The number of new seeds.
-        name: The name of the experiment. Under the same name, the new trials count together with
-            the old ones, which is a second test unless `--max-seeds` allows it.
-    """
+def _in_own_tuner(menu: Menu, seeds: int) -> str:
+    """Return how a user's own Tuner runs a number of new seeds."""
+    # Trials of the same name count together, which is a second test unless `--max-seeds` allows it.
+    name = "the same name" if menu.design.anytime else "another name"
     return (
-        f'"seed": tune.grid_search([…]) with {seeds} new seeds, and the settings of the arms, in '
-        f"the param_space of a new Tuner with {name} and without a search algorithm"
+        f"start a new Tuner with {name} and without a search algorithm, whose param_space has the "
+        f'settings of the arms and "seed": tune.grid_search([…]) with {seeds} new seeds'
     )
 
 
@@ -405,15 +433,24 @@ def _relative(menu: Menu) -> str:
     return f" ({share:.1%} of the baseline's reward)"
 
 
-def _named(row: MenuRow) -> str:
+def _all_disturbed(menu: Menu) -> bool:
+    """Return True if other processes made it impossible to compare any speed."""
+    return any(row.disturbed for row in menu.others) and not any(row.speed for row in menu.others)
+
+
+def _named(menu: Menu, row: MenuRow) -> str:
     own = row.judgement
     assert own is not None
+    speeds = [] if _all_disturbed(menu) else _speeds(row)
+    if own.copy:
+        same = f"it learned exactly the same as {menu.baseline.arm}"
+        return f"{row.arm} ({'; '.join([same, *speeds])})"
     bound = ""
     if own.verdict == WORSE and own.high is not None:
         bound = f", a loss of at least {-own.high:.3f}"
     elif own.low is not None:
         bound = f", at worst {written(own.low, REWARD)}"
-    figures = [f"reward difference {written(own.difference, REWARD)}{bound}", *_speeds(row)]
+    figures = [f"reward difference {written(own.difference, REWARD)}{bound}", *speeds]
     return f"{row.arm} ({'; '.join(figures)})"
 
 
@@ -502,40 +539,63 @@ def _from_margin(difference: float) -> str:
     return f"{abs(difference):.3f} {'within' if difference > 0 else 'beyond'} the margin"
 
 
-def _said_of_noise(arm: str, noise: Noise) -> str:
+def _said_of_noise(noise: Mapping[str, Noise]) -> list[str]:
+    """Say where the noise of each arm comes from, and how to reduce it."""
+    said = [_source_of_noise(arm, own) for arm, own in noise.items()]
+    advice: dict[str, list[str]] = {}
+    costs: dict[str, list[float]] = {}
+    for arm, own in noise.items():
+        told = _less_noise(own)
+        if told:
+            advice.setdefault(told, []).append(arm)
+            costs.setdefault(told, []).append(own.relative_cost or 0.0)
+    for told, arms in advice.items():
+        least, most = (f"{of(costs[told]):.0%}" for of in (min, max))
+        cost = least if least == most else f"{least} to {most}"
+        text = told.format(cost=cost)
+        whose = f"Less noise of {joined(arms)}: "
+        said.append(text if len(noise) == 1 else f"{whose}{text[0].lower()}{text[1:]}")
+    return said
+
+
+def _source_of_noise(arm: str, noise: Noise) -> str:
     if noise.seed_sd < noise.evaluation_sd:
-        said = (
+        return (
             f"Noise of {arm}: by chance, the standard deviation between its seeds "
             f"({noise.seed_sd:.3f}) is below what the noise of the evaluation alone would cause "
             f"({noise.evaluation_sd:.3f}). So its bounds may be too narrow. The last two columns "
             "use the larger figure."
         )
-    else:
-        share = noise.evaluation_share
-        part = "nearly all" if share > 0.95 else f"roughly {share:.0%}"
-        rest = "" if share > 0.95 else ", and only more seeds reduce the rest"
-        said = (
-            f"Noise of {arm}: {part} of the variance between seeds comes from the evaluation "
-            f"(prompts and sampled responses){rest}."
-        )
+    share = noise.evaluation_share
+    part = "nearly all" if share > 0.95 else f"roughly {share:.0%}"
+    rest = "" if share > 0.95 else ", and only more seeds reduce the rest"
+    return (
+        f"Noise of {arm}: {part} of the variance between seeds comes from the evaluation "
+        f"(prompts and sampled responses){rest}."
+    )
+
+
+def _less_noise(noise: Noise) -> str:
+    """Return the advice on less noise, in which `{cost}` stands for the relative cost.
+
+    The advice is empty if the times of the trials are unknown.
+    """
     cost, more = noise.relative_cost, noise.more_prompts
     if more == noise.prompts:
-        return (
-            f"{said} The last evaluation already has all {more} held-out prompts: raise "
-            "eval.samples, or run more seeds."
-        )
+        also = "raise eval.samples, or " if noise.evaluation_share > 0.5 else ""
+        return f"The last evaluation already has all {more} held-out prompts: {also}run more seeds."
     if cost is None:
-        return said
+        return ""
     if abs(cost - 1) <= ALIKE:
-        return f"{said} For the same precision, more prompts cost about as much as more seeds."
+        return "For the same precision, more prompts cost about as much as more seeds."
     if cost > 1:
-        return f"{said} For the same precision, more seeds cost less than more prompts."
+        return "For the same precision, more seeds cost less than more prompts."
     how = (
         f"{MORE_PROMPTS} times as many prompts (eval.final_prompts), if the task holds out so many,"
         if noise.held_out is None
         else f"{more} prompts instead of {noise.prompts} (eval.final_prompts={more})"
     )
-    return f"{said} For the same precision, {how} cost {cost:.0%} of what more seeds would cost."
+    return f"For the same precision, {how} cost {{cost}} of what more seeds would cost."
 
 
 # ---- Cells -----------------------------------------------------------------------------------

@@ -1,18 +1,14 @@
-"""Trials of a user's own Tuner: relative paths, restarted trials, trials that have not begun."""
+"""Trials of a user's own Tuner: relative paths in their settings, and restarted trials."""
 
 from __future__ import annotations
 
 import json
-import pickletools
 import re
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten, make_absolute, set_dotted
-from reports.experiment_files import content_of
 from reports.records import TrialRecord
 
 # The name that Tune gives a trial's directory: TRAINABLE_ID_NUMBER_SETTINGS_DATE. The number is
@@ -21,11 +17,6 @@ DIRECTORY = re.compile(
     r"(?P<trainable>.+)_(?P<id>[0-9a-f]{5}_\d{5,}|[0-9a-f]{8})_(?P<tag>\d+(?:_.*)?)"
     r"_(?P<date>\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)"
 )
-# Each run of `fit()` and of `restore` stores the state of its trials and of its searcher in files
-# whose names contain the time at which the run began.
-STATE = re.compile(r"experiment_state-(?P<date>[\d_-]+)\.json")
-SEARCHERS = ("basic-variant-state", "search_gen_state")
-TOTAL = {"_total_samples", "total_samples"}  # the number of trials, in the searcher's state
 
 
 def with_absolute_paths(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -76,7 +67,7 @@ def without_restarted(trials: Sequence[TrialRecord], problems: list[str]) -> lis
     """
     newest: dict[tuple[str, str], TrialRecord] = {}
     restarted = {}  # name of a trial -> name of the trial that replaces it
-    for parts, trial in sorted(_named_by_tune(trials), key=lambda found: found[0]["date"]):
+    for parts, trial in sorted(named_by_tune(trials), key=lambda found: found[0]["date"]):
         number = f"{parts['trainable']} {parts['tag']}"
         by_settings = number, json.dumps(trial.params, sort_keys=True)
         by_id = number, parts["id"]  # after a kill, params.json may be missing
@@ -96,59 +87,8 @@ def without_restarted(trials: Sequence[TrialRecord], problems: list[str]) -> lis
     return counted
 
 
-def _named_by_tune(trials: Sequence[TrialRecord]) -> Iterator[tuple[re.Match[str], TrialRecord]]:
+def named_by_tune(trials: Sequence[TrialRecord]) -> Iterator[tuple[re.Match[str], TrialRecord]]:
+    """Yield each trial whose directory has a name of Tune's form, after the parts of the name."""
     for trial in trials:
         if parts := DIRECTORY.fullmatch(trial.name):
             yield parts, trial
-
-
-def trials_not_begun(
-    root: Path, entries: Collection[str], trials: Sequence[TrialRecord], problems: list[str]
-) -> int:
-    """Return the number of trials of the last run that have not begun, or 0 if it is unknown.
-
-    Tune creates trials one after another, so only its searcher knows how many will follow.
-
-    Args:
-        root: The directory of the experiment.
-        entries: The names of the entries of this directory.
-        trials: The trials that have begun.
-        problems: Receives a line if Tune's files cannot be read.
-    """
-    dates = [found["date"] for name in entries if (found := STATE.fullmatch(name))]
-    if not dates:
-        return 0
-    date = max(dates)
-    content = content_of(root, [f"experiment_state-{date}.json"], problems)
-    ended, waiting = set(), set()
-    try:
-        for text, _ in json.loads(content or b"{}").get("trial_data", ()):
-            trial = json.loads(text)
-            over = trial["status"] in ("TERMINATED", "ERROR")
-            (ended if over else waiting).add(trial["relative_logdir"] or trial["trial_id"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        problems.append(
-            f"experiment_state-{date}.json is damaged, so trials that have not begun do not count"
-        )
-        return 0
-    # Trials of an earlier run with the same name do not belong to the last run.
-    begun = {trial.name for trial in trials if trial.name in waiting}
-    begun |= {trial.name for parts, trial in _named_by_tune(trials) if parts["date"] >= date}
-    files = [f"{name}-{date}.json" for name in SEARCHERS if f"{name}-{date}.json" in entries]
-    states = [content_of(root, [name], problems) for name in files]
-    planned = [_total_in(state) for state in states if state is not None]
-    return max(len(ended | waiting | begun), *planned, 0) - len(ended | begun)
-
-
-def _total_in(pickled: bytes) -> int:
-    """Return the number of trials in the pickled state of a searcher, or 0 if it has no limit.
-
-    The state is not unpickled, because unpickling can run any code.
-    """
-    key = None
-    with suppress(ValueError):  # damaged
-        for opcode, value, _ in pickletools.genops(pickled):
-            if key in TOTAL and isinstance(value, int):
-                return value if value < sys.maxsize else 0  # `num_samples=-1`
-            key = key if opcode.name == "MEMOIZE" else value
-    return 0

@@ -112,7 +112,7 @@ def _head(
 ) -> str:
     trials = experiment.trials
     not_begun = experiment.not_begun
-    left = len(not_begun) + experiment.waiting
+    left = len(not_begun) + (experiment.waiting or 0)
     planned = len(trials) + left
     seeds = len({trial.config.seed for trial in trials} | {seed for _, seed in not_begun})
     begun_arms = {trial.config.arm for trial in trials}
@@ -238,7 +238,7 @@ def _audit_section(audits: Mapping[str, Audit], experiment: ExperimentRecord) ->
 
 
 def _all_done(experiment: ExperimentRecord) -> bool:
-    left = experiment.not_begun or experiment.waiting
+    left = experiment.not_begun or experiment.waiting != 0
     return not left and all(trial.done for trial in experiment.trials)
 
 
@@ -255,8 +255,8 @@ def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
         return said
     base = comparison.baseline
     shared = (
-        f" A change that the baseline {base} shares to the same extent does not come from the "
-        "settings in which the arms differ."
+        f" A change that the baseline {base} shows too may not come from the settings in which the "
+        "arms differ."
         if base in moved and len(moved) > 1
         else ""
     )

@@ -645,7 +645,8 @@ def _lags(arms: Arms, comparison: Comparison, files: Mapping[str, TrialFiles]) -
         Plot(
             name="versions",
             title="Policy versions over time",
-            look=f"The first {FIRST_ROUNDS} rounds. A version counts the gradient steps so far. "
+            look=f"One trial of each arm, in its first {FIRST_ROUNDS} rounds. The seconds include "
+            "evaluations and disturbed rounds. A version counts the gradient steps so far. "
             "Solid: the version of the learner. Dotted: the version of the generator. A gap "
             "between the lines shows how long new weights take to arrive. Lines that coincide do "
             "not mean that rollouts are fresh: an arm with a lag trains on responses that were "

@@ -266,7 +266,9 @@ class ExperimentRecord:
     # are sorted by the times of their first rows.
     trials: Sequence[TrialRecord]
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
-    waiting: int = 0  # number of trials of a user's own Tuner that have not begun
+    # Number of trials of a user's own Tuner that have not begun; None if unknown.
+    waiting: int | None = 0
+    several_runs: bool = False  # True if a user's own Tuner ran several times under this name
     extensions: Sequence[Extension] = ()
     problems: Sequence[str]
 

@@ -555,7 +555,7 @@ class Comparison:
         if counted := self.counts_disturbed:
             notes.append(f"{COUNTED}: {counted}")
         if left_out or counted:
-            whose = "The wall-clock time and device-hours of the other trials include"
+            whose = "The wall-clock time and device-hours of the remaining trials include"
             own = "Wall-clock time and device-hours include these"
             notes.append(f"{whose if disturbed else own} disturbed rounds.")
         return notes

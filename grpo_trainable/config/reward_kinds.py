@@ -16,7 +16,7 @@ FUNCTION, JUDGE, MODEL = "function", "judge", "model"
 # Kind of a reward that is read from a path -> placeholder for the path in messages.
 PATHS = {MODEL: "DIRECTORY", JUDGE: "FILE"}
 FORMS = ("module:function", "file.py:function", *(f"{kind}:{PATHS[kind]}" for kind in PATHS))
-EXPECTED = f"{', '.join(FORMS)}, or a JSON list of references"
+EXPECTED = f"{', '.join(FORMS)}, or a JSON list of these forms"
 
 
 class Reward(NamedTuple):

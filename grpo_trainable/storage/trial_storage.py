@@ -283,17 +283,17 @@ class TrialStorage:
             noted = unverified_state(named)  # None if the noted checkpoint has been removed
         return self._follows_other_copy(path, noted)
 
-    def _follows_other_copy(self, path: AnyPath, than: Mapping[str, Any] | None) -> bool:
-        """Return True if a checkpoint has another origin than a state, and other settings.
+    def _follows_other_copy(self, path: AnyPath, other: Mapping[str, Any] | None) -> bool:
+        """Return True if a checkpoint has another origin than a state, and not the trial's config.
 
         Args:
             path: The checkpoint.
-            than: The state of another checkpoint. None: a state without an origin.
+            other: The state. None: a state without an origin.
         """
         state = unverified_state(path)
         return (
             state is not None
-            and state.get("origin") != (than or {}).get("origin")
+            and state.get("origin") != (other or {}).get("origin")
             and not self._has_settings(state.get("config", {}))
         )
 
@@ -313,7 +313,7 @@ class TrialStorage:
         if directory is None or restored not in own:
             return []
         state = unverified_state(restored)
-        newer = own[: own.index(restored)]
+        newer = [] if state is None else own[: own.index(restored)]
         copies = [path.name for path in newer if self._follows_other_copy(path, state)]
         if not copies:
             return []

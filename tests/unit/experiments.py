@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,25 +62,34 @@ def write_trial(
     return directory
 
 
-def write_state_of_tune(directory: Path, planned: int, waiting: Sequence[str] = ()) -> None:
+def of_tune(
+    directory: Path, name: str, params: dict[str, Any], rows: list[Any], **options: Any
+) -> None:
+    """Write a trial whose directory has the name that Tune gives it."""
+    write_trial(directory, {**params, "arm": "custom"}, rows, **options).rename(directory / name)
+
+
+def write_state_of_tune(
+    directory: Path, statuses: Mapping[str, str], planned: int, date: str, *, finished: bool = False
+) -> None:
     """Write the state of Tune and of its searcher, of which a report reads only these parts.
 
     Args:
-        directory: The experiment. All its trials have ended.
+        directory: The experiment.
+        statuses: Name of a trial's directory -> status of the trial.
         planned: The number of trials that the searcher will create.
-        waiting: The names of trials that Tune has created but not begun.
+        date: The local time at which the run began.
+        finished: True if the searcher will create no more trials.
     """
-    ended = [path.name for path in directory.iterdir() if path.is_dir()]
-    states = [("TERMINATED", ended), ("PENDING", waiting)]
     trials = [
         [json.dumps({"status": status, "relative_logdir": name}), "{}"]
-        for status, names in states
-        for name in names
+        for name, status in statuses.items()
     ]
-    state = directory / "experiment_state-2026-11-28_21-17-36.json"
-    state.write_text(json.dumps({"trial_data": trials}))
-    searcher = directory / "basic-variant-state-2026-11-28_21-17-36.json"
-    searcher.write_bytes(pickle.dumps({"_total_samples": planned, "_finished": False}))
+    started = time.mktime(time.strptime(date, "%Y-%m-%d_%H-%M-%S"))
+    state = {"trial_data": trials, "stats": {"start_time": started}}
+    (directory / f"experiment_state-{date}.json").write_text(json.dumps(state))
+    searcher = directory / f"basic-variant-state-{date}.json"
+    searcher.write_bytes(pickle.dumps({"_total_samples": planned, "_finished": finished}))
 
 
 def write_part(trial: Path, kind: str, number: int, rows: Sequence[Mapping[str, Any]]) -> Path:

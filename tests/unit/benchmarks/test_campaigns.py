@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import campaigns
@@ -14,6 +15,7 @@ import measure
 import pytest
 from campaigns import CAMPAIGNS, Slice
 from own_spaces import OWN
+from real_model import wanted
 
 from grpo_trainable.command_line import UsageError
 from search_spaces.spaces import SPACES
@@ -110,5 +112,7 @@ def test_every_slice_names_arms_of_a_space():
         for own in slices:
             if isinstance(own, Slice):
                 assert set(own.arms) <= set({**SPACES, **OWN}[own.space].arms)
+            else:
+                assert own.trainer in wanted(Namespace(engines=["hf"]))
         assert len({own.name for own in slices}) == len(slices)
     assert len(CAMPAIGNS["atlas"]) >= 14

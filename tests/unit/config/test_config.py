@@ -467,7 +467,7 @@ def test_unknown_key_without_a_neighbour_lists_the_keys(key):
         (
             nested(task__reward="score"),
             "task.reward=score: must be none or module:function, file.py:function, "
-            "model:DIRECTORY, judge:FILE, or a JSON list of references",
+            "model:DIRECTORY, judge:FILE, or a JSON list of these forms",
         ),
         (
             nested(resources__learner_gpus=1.5),

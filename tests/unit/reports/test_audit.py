@@ -214,7 +214,7 @@ def test_a_policy_without_a_single_step_has_no_gradient(tmp_path):
 def test_one_line_says_that_every_arm_passed(tmp_path):
     said = " ".join(table(menu(write(tmp_path / "e"))).split())
     assert said.endswith(
-        "Every arm passed its audit (lag, gradients, lengths, no identical arms, samples). The "
+        "Every arm passed its audit (lag, gradients, lengths, no unexpected copies, samples). The "
         "report has the figures."
     )
 

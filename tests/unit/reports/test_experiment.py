@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from experiments import (
@@ -15,16 +12,13 @@ from experiments import (
     config,
     evaluation,
     gradient_step,
+    of_tune,
     rollout,
     row,
     write_experiment,
     write_part,
-    write_state_of_tune,
     write_trial,
 )
-from ray import tune
-from ray.tune.experiment import Experiment
-from ray.tune.search import BasicVariantGenerator, Searcher, SearchGenerator
 
 from grpo_trainable.config import GRPOConfig
 from reports.experiment import ExperimentError, read_experiment
@@ -393,70 +387,6 @@ def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
     assert record.problems == []
 
 
-@pytest.mark.parametrize(
-    ("planned", "waiting", "left"),
-    [
-        (2, [], 0),
-        (5, [], 3),  # Tune has not created three trials yet
-        (5, ["GRPO_45ecf_00002_2_seed=2_2026-11-28_21-17-40"], 3),
-        (sys.maxsize, ["GRPO_45ecf_00002_2_seed=2_2026-11-28_21-17-40"], 1),  # num_samples=-1
-    ],
-)
-def test_trials_of_a_users_tuner_that_have_not_begun_are_counted(tmp_path, planned, waiting, left):
-    # The first run of `fit()` does not count, because its name was used again.
-    for seed, at in enumerate(("20-00-00", "21-17-36", "21-17-38")):
-        name = f"GRPO_45ecf_0000{seed}_{seed}_seed={seed}_2026-11-28_{at}"
-        of_tune(tmp_path, name, config("sync", seed), [row(1)])
-    other = tmp_path / "GRPO_45ecf_00000_0_seed=0_2026-11-28_20-00-00"
-    aside = other.rename(tmp_path.parent / other.name)
-    write_state_of_tune(tmp_path, planned, waiting)
-    aside.rename(other)
-    record = read_experiment(tmp_path)
-    assert (record.waiting, record.problems) == (left, [])
-
-
-class Zeros(Searcher):
-    """A search algorithm that suggests the same values every time."""
-
-    def suggest(self, trial_id):
-        return {"lag": 0}
-
-    def on_trial_complete(self, trial_id, result=None, error=False):
-        pass
-
-    def save(self, checkpoint_path):
-        pass
-
-    def restore(self, checkpoint_path):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("searcher", "planned"), [(BasicVariantGenerator(), 6), (SearchGenerator(Zeros()), 3)]
-)
-def test_the_state_of_tunes_searchers_tells_the_number_of_trials(tmp_path, searcher, planned):
-    space = {"lag": tune.grid_search([0, 1])} if planned == 6 else {}
-    searcher.add_configurations(
-        [Experiment("e", print, config=space, num_samples=3, storage_path=str(tmp_path))]
-    )
-    searcher.save_to_dir(str(tmp_path), "2026-11-28_21-17-36")
-    write_trial(tmp_path, config(), [row(1)])
-    (tmp_path / "experiment_state-2026-11-28_21-17-36.json").write_text('{"trial_data": []}')
-    assert read_experiment(tmp_path).waiting == planned
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"trial_data": [["{}", ""]]}', '{"trial_data": [1]}'])
-def test_a_damaged_state_of_tune_is_named(tmp_path, text):
-    of_tune(tmp_path, "GRPO_45ecf_00000_0_2026-11-28_21-17-36", config(), [row(1)])
-    (tmp_path / "experiment_state-2026-11-28_21-17-36.json").write_text(text)
-    record = read_experiment(tmp_path)
-    assert record.waiting == 0
-    assert record.problems == [
-        "experiment_state-2026-11-28_21-17-36.json is damaged, so trials that have not begun do "
-        "not count"
-    ]
-
-
 @pytest.mark.slow
 def test_trials_of_one_arm_with_the_same_seed_are_named(tmp_path):
     for run in range(2):
@@ -491,13 +421,6 @@ def test_settings_that_look_equal_in_a_label_are_numbered(tmp_path):
     arms = {arm: len(trials) for arm, trials in read_experiment(tmp_path).arms.items()}
 
     assert arms == {"sync 1": 2, "sync 2": 1}
-
-
-def of_tune(
-    directory: Path, name: str, params: dict[str, Any], rows: list[Any], **options: Any
-) -> None:
-    """Write a trial whose directory has the name that Tune gives it."""
-    write_trial(directory, {**params, "arm": "custom"}, rows, **options).rename(directory / name)
 
 
 def test_a_trial_that_failed_before_its_first_row_has_the_arm_of_trials_with_its_relative_path(
