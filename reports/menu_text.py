@@ -89,10 +89,16 @@ def menu_or_reason(
 
 def paragraph(menu: Menu) -> list[str]:
     """Return the sentences that answer whether an arm can replace the baseline."""
-    said = [
+    said = []
+    if _all_disturbed(menu):
+        said.append(
+            "Speeds cannot be compared, because other processes used too much of the machine. To "
+            "compare them, run the experiment again on an idle machine."
+        )
+    said.append(
         f"Can another arm replace {menu.baseline.arm} if a loss of up to {menu.margin:.3g} in "
         f"held-out reward{_relative(menu)} is acceptable?"
-    ]
+    )
     for verdict, opening in (
         (BETTER, "Yes, and the reward is higher"),
         (NO_WORSE, "Yes, any loss is below the margin"),
@@ -106,29 +112,29 @@ def paragraph(menu: Menu) -> list[str]:
         said += _clear_but_undecided(menu)
         said += _prices(menu)
     said += _without_verdict(menu)
-    if _all_disturbed(menu):
-        said.append(
-            "Speeds cannot be compared, because other processes used too much of the machine. To "
-            "compare them, run the experiment again on an idle machine."
-        )
     return [*said, *menu.about_exact_lag]
 
 
 def _clear_but_undecided(menu: Menu) -> list[str]:
-    """Return the clear differences in reward of undecided arms, one sentence each."""
-    base, said = menu.baseline.arm, []
-    for row in menu.others:
-        own = row.reward
-        if own is None or not _is_clear(row):
+    """Return the clear differences in reward of undecided arms, a sentence for each direction."""
+    said = []
+    for more, side in ((True, "above"), (False, "below")):
+        found = {
+            row.arm: f"{row.arm} ({written(row.reward.value, REWARD)})"
+            for row in menu.others
+            if row.reward is not None and _is_clear(row) and row.reward.more is more
+        }
+        if not found:
             continue
-        side, doubt = (
-            ("above", "allow no verdict")
-            if own.more
-            else ("below", f"do not show whether it loses more than {menu.margin:.3g}")
+        are, they = ("is", "it loses") if len(found) == 1 else ("are", "they lose")
+        doubt = (
+            "allow no verdict"
+            if more
+            else f"do not show whether {they} more than {menu.margin:.3g}"
         )
         said.append(
-            f"By the intervals of the report, {row.arm} is clearly {side} {base} in reward "
-            f"({written(own.value, REWARD)}), but the stricter bounds of the menu {doubt}."
+            f"By the intervals of the report, {joined(list(found.values()))} {are} clearly {side} "
+            f"{menu.baseline.arm} in reward, but the stricter bounds of the menu {doubt}."
         )
     return said
 
@@ -541,7 +547,9 @@ def _from_margin(difference: float) -> str:
 
 def _said_of_noise(noise: Mapping[str, Noise]) -> list[str]:
     """Say where the noise of each arm comes from, and how to reduce it."""
-    said = [_source_of_noise(arm, own) for arm, own in noise.items()]
+    narrow = {arm: own for arm, own in noise.items() if own.seed_sd < own.evaluation_sd}
+    said = [_source_of_noise(arm, own) for arm, own in noise.items() if arm not in narrow]
+    said += _too_narrow(narrow)
     advice: dict[str, list[str]] = {}
     costs: dict[str, list[float]] = {}
     for arm, own in noise.items():
@@ -558,14 +566,24 @@ def _said_of_noise(noise: Mapping[str, Noise]) -> list[str]:
     return said
 
 
+def _too_narrow(noise: Mapping[str, Noise]) -> list[str]:
+    """Name the arms whose seeds agree better than the evaluation allows."""
+    if not noise:
+        return []
+    own = joined([f"{noise.seed_sd:.3f}" for noise in noise.values()])
+    least = joined([f"{noise.evaluation_sd:.3f}" for noise in noise.values()])
+    one = len(noise) == 1
+    its, figure = ("its", "figure") if one else ("their", "figures")
+    deviations = "standard deviation" if one else "standard deviations"
+    return [
+        f"Noise of {joined(list(noise))}: by chance, the {deviations} between {its} seeds ({own}) "
+        f"{'is' if one else 'are'} below what the noise of the evaluation alone would cause "
+        f"({least}). So {its} bounds may be too narrow. The last two columns use the larger "
+        f"{figure}."
+    ]
+
+
 def _source_of_noise(arm: str, noise: Noise) -> str:
-    if noise.seed_sd < noise.evaluation_sd:
-        return (
-            f"Noise of {arm}: by chance, the standard deviation between its seeds "
-            f"({noise.seed_sd:.3f}) is below what the noise of the evaluation alone would cause "
-            f"({noise.evaluation_sd:.3f}). So its bounds may be too narrow. The last two columns "
-            "use the larger figure."
-        )
     share = noise.evaluation_share
     part = "nearly all" if share > 0.95 else f"roughly {share:.0%}"
     rest = "" if share > 0.95 else ", and only more seeds reduce the rest"
