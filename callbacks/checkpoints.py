@@ -8,10 +8,14 @@ from ray.tune.result import DONE
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import label, trial_path
-from grpo_trainable.storage.checkpointing import newest_round
+from grpo_trainable.storage.checkpointing import newest_checkpoint, unverified_round
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
-from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERATION
-from grpo_trainable.storage.trial_storage import last_row, path_on
+from grpo_trainable.storage.ray_private import (
+    EXPR_RESULT_FILE,
+    TRAINING_ITERATION,
+    _TrainingResult,
+)
+from grpo_trainable.storage.trial_storage import checkpoint_at, last_row, path_on
 
 
 class CheckpointCallback(FailSafeCallback):
@@ -27,10 +31,12 @@ class CheckpointCallback(FailSafeCallback):
         self._unwritten: dict[str, str] = {}  # trial id -> label, for trials whose last save failed
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Give Tune the last row of a trial that had ended when the driver was killed.
+        """Give Tune the last row and checkpoint of a trial that had ended before a kill.
 
-        Tune's last snapshot may lack this row, and no row follows. Without the row, Tune would end
-        the experiment, because the metric of the search is missing.
+        Tune's last snapshot may lack them, and no row follows. Without the row, Tune would end the
+        experiment, because the metric of the search is missing, or would judge the trial by an
+        earlier row. Tune restores a trial from the newest checkpoint that it knows, and takes over
+        the row that belongs to this checkpoint.
         """
         directory = StoredPath(trial.storage.storage_filesystem, trial.path)
         row = last_row(directory / EXPR_RESULT_FILE)
@@ -38,8 +44,12 @@ class CheckpointCallback(FailSafeCallback):
             return
         round_ = row[TRAINING_ITERATION]
         known = trial.last_result.get(TRAINING_ITERATION)
-        if round_ != known and newest_round(trial_path(trial)) == round_:
-            trial.update_last_result(row)
+        checkpoint = newest_checkpoint(trial_path(trial))
+        if round_ == known or checkpoint is None or unverified_round(checkpoint) != round_:
+            return
+        row["config"] = trial.config  # as in every row that Tune has; the file has all settings
+        trial.update_last_result(row)
+        trial.on_checkpoint(_TrainingResult(checkpoint=checkpoint_at(checkpoint), metrics=row))
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Record that the current save wrote a checkpoint. Make Tune forget removed checkpoints."""

@@ -127,7 +127,7 @@ class GRPOTrainable(tune.Trainable):
             self._stop(abandoned.lost_s)
             return {RESULT_DUPLICATE: True}
         if report is None:
-            if self._iterations_since_restore:
+            if self._iterations_since_restore or self._ended:
                 raise RuntimeError(
                     f"the trial ended after round {self._iteration}; restore an earlier "
                     "checkpoint, or create a Trainable with more rounds"
@@ -135,6 +135,7 @@ class GRPOTrainable(tune.Trainable):
             # The trial was restored from its final checkpoint, and no round follows. Tune keeps the
             # row of the last round and ignores this one. Outside Tune, this row says how far the
             # trial got.
+            self._ended = True
             ended = {TRAINING_ITERATION: self._iteration, TIME_TOTAL_S: self._time_total}
             return {RESULT_DUPLICATE: True, "done": True, **ended}
         self._ran(report)
@@ -255,6 +256,7 @@ class GRPOTrainable(tune.Trainable):
     def _follow_trial(self) -> None:
         """Set Tune's counters to the counters of a trial that has just begun or been restored."""
         self._looked_for_checkpoint = True
+        self._ended = False  # True after a step has found that no round follows
         self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
         self._iterations_since_restore, self._time_since_restore = 0, 0.0
 

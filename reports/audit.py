@@ -44,7 +44,7 @@ CHECKS = (
 )
 CHECKS_NOTE = (
     "Delivered lag: the mean over the groups, and in the second line of the cell the smallest and "
-    "the largest lag. With an exact lag of L, the first L rounds have smaller lags. "
+    "the largest lag. At a lag of L, the first L rounds have smaller lags. "
     "Without gradient: the share of the rounds that did not change the policy. Tokens: the mean "
     "length of the responses that were trained on, and of all responses that were drawn (sampled). "
     "Equal to: arms that learned the same, bit for bit, although they differ in settings that "

@@ -83,6 +83,10 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         trials += more
         not_begun += left
     if not described and not trials:
+        if any(DIRECTORY.fullmatch(name) for name in entries) and not any(
+            LEFT_OUT in problem for problem in problems
+        ):
+            raise ExperimentError(f"{directory}: no trial has begun yet")
         if left_out := [problem for problem in problems if LEFT_OUT in problem]:
             raise ExperimentError(
                 f"{directory}: no trial can be used; {_why_none(left_out, entries)}"
@@ -95,8 +99,9 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     trials.sort(key=lambda t: (order.get(t.config.arm, len(order)), t.config.arm, t.config.seed))
     state = TuneState()
     if not described:
-        trials = with_absolute_paths(without_restarted(trials, problems))
         state = tune_state(directory, entries, trials, problems)
+        trials = without_restarted(trials, state.forgotten, problems)
+        trials = with_absolute_paths(trials)
         trials.sort(key=_first_reported)
     members = description.get("scheduler") == "pbt" or any(trial.copied for trial in trials)
     return ExperimentRecord(

@@ -93,7 +93,7 @@ def paragraph(menu: Menu) -> list[str]:
     if _all_disturbed(menu):
         said.append(
             "Speeds cannot be compared, because other processes used too much of the machine. To "
-            "compare them, run the experiment again on an idle machine."
+            "compare them, run the next experiment on an idle machine."
         )
     said.append(
         f"Can another arm replace {menu.baseline.arm} if a loss of up to {menu.margin:.3g} in "
@@ -133,8 +133,9 @@ def _clear_but_undecided(menu: Menu) -> list[str]:
             else f"do not show whether {they} more than {menu.margin:.3g}"
         )
         said.append(
-            f"By the intervals of the report, {joined(list(found.values()))} {are} clearly {side} "
-            f"{menu.baseline.arm} in reward, but the stricter bounds of the menu {doubt}."
+            f"By the report's list “Which arms differ”, {joined(list(found.values()))} {are} "
+            f"clearly {side} {menu.baseline.arm} in reward, but the stricter bounds of the menu "
+            f"{doubt}."
         )
     return said
 
@@ -168,7 +169,12 @@ def shown(menu: Menu) -> list[tuple[str, ...]]:
 def notes(menu: Menu) -> list[str]:
     """Return the notes below the table, one paragraph each."""
     arms = menu.design.arms
-    several = f" (Holm's correction over {arms} arms)" if arms > 1 else ""
+    several = (
+        f" (Holm's correction over {arms} arms, so a difference need not be in the middle of its "
+        "bounds)"
+        if arms > 1
+        else ""
+    )
     if menu.design.anytime:
         looks = f"you test after each seed from {FIRST_LOOK} to {menu.design.seeds} (--max-seeds)"
     else:
@@ -214,12 +220,12 @@ def notes(menu: Menu) -> list[str]:
         for row in menu.others
         if row.noise is not None and _is_undecided(row) and _may_be_reduced(row)
     }
-    return [*told, *_said_of_noise(noise), *_said_of_more_seeds(menu)]
+    return [*told, *_said_of_noise(menu, noise), *_said_of_more_seeds(menu)]
 
 
 def _said_of_undecided(menu: Menu) -> list[str]:
     """Explain the columns that only undecided arms have; empty if there is no such arm."""
-    if not any(_is_undecided(row) and not _is_single(row) for row in menu.others):
+    if "to decide" not in shown(menu)[0]:
         return []
     seeds = "further seeds" if menu.design.may_grow else "seeds of a new experiment"
     return [
@@ -232,111 +238,96 @@ def _said_of_undecided(menu: Menu) -> list[str]:
 
 def _said_of_more_seeds(menu: Menu) -> list[str]:
     """Say how to run the seeds that the column “to decide” counts."""
-    named = {
+    needed = _seeds_needed(menu)
+    if not needed:
+        return []
+    most, experiment = max(needed.values()), menu.experiment
+    if menu.design.may_grow:
+        if experiment.own_tuner:
+            missing = max(row.judgement.seeds_missing or 0 for row in menu.others if row.judgement)
+            return [f"To run these seeds: {_in_own_tuner(menu, missing)}."]
+        told = (
+            f"To run these seeds: launch/tune.py --extend --num-samples {most}, with the --name "
+            "and --storage of this experiment."
+        )
+        more = [row.arm for row in menu.others if needed.get(row.arm, 0) < most]
+        if more:
+            told += (
+                f" This command includes {plural(most, 'seed')} of {joined(more)}, so it takes "
+                "longer than the times under “to decide”."
+            )
+        return [told]
+    told = (
+        "A fixed number of seeds allows only one test, which has been made, so “to decide” counts "
+        "the seeds of a new experiment."
+    )
+    if experiment.own_tuner:
+        return [f"{told} To run these seeds: {_in_own_tuner(menu, most)}."]
+    run = _arms_to_run(menu)
+    repeated = [row.arm for row in run if row.arm not in needed]
+    also = f", also of {joined(repeated)} to check the difference in reward" if repeated else ""
+    told += f" The following command runs {plural(most, 'seed')} of each of its arms{also}."
+    price = _price_of([menu.baseline, *run], most)
+    together = experiment.description.get("max_concurrent")
+    if price is not None:
+        told += f" One after another, its trials would take {_cost(price)}."
+        told += f" It runs {together} at a time." if together not in (None, 1) else ""
+    storage = "" if _in_default_storage(menu) else " (add --storage, as for this experiment)"
+    return [f"{told} To run the new experiment{storage}:\n{_new_experiment(menu, run, most)}"]
+
+
+def _seeds_needed(menu: Menu) -> dict[str, int]:
+    """Return the number of seeds that a decision needs in all, by undecided arm."""
+    return {
         row.arm: row.judgement.seeds_needed
         for row in menu.others
         if row.judgement is not None
         and row.judgement.seeds_missing
         and row.judgement.seeds_needed is not None
     }
-    if not named:
-        return []
-    most, grows = max(named.values()), menu.design.may_grow
-    said = []
-    if not grows:
-        said.append(
-            "A fixed number of seeds allows only one test, which has been made, so “to decide” "
-            "counts the seeds of a new experiment."
-        )
-    if menu.experiment.own_tuner:
-        return [" ".join([*said, f"To run these seeds: {_in_own_tuner(menu, most)}."])]
-    # A clear difference may be due to chance, so it is worth repeating.
-    run = [row for row in menu.others if row.arm in named or _is_clear(row)]
-    asked = [menu.baseline.arm, *(row.arm for row in run)]
-    question = menu.experiment.question
+
+
+def _arms_to_run(menu: Menu) -> list[MenuRow]:
+    """Return the arms, except the baseline, that a new experiment should have.
+
+    A clear difference may be due to chance, so it is worth repeating.
+    """
+    needed, question = _seeds_needed(menu), menu.experiment.question
+    run = [row for row in menu.others if row.arm in needed or _is_clear(row)]
     # A label that is not an arm of the space cannot be given to `--set arm=`.
-    known = question is not None and set(question.arms).issuperset(asked)
-    if grows or not known:
-        run, asked = list(menu.others), []
-    prompts = None if grows else _advised_prompts(run)
-    more = [
-        f"{row.arm} (to check its clear difference)" if asked and row.arm not in named else row.arm
-        for row in run
-        if named.get(row.arm, 0) < most
-    ]
-    added = [f"{plural(most, 'seed')} of {joined(more)}"] if more else []
-    added += [f"{prompts} prompts in the last evaluation"] if prompts else []
-    if grows:
-        said.append(
-            f"To run these seeds: launch/tune.py --extend --num-samples {most}, with the --name "
-            "and --storage of this experiment."
-        )
-    if added and grows:
-        said.append(
-            f"This command includes {joined(added)}, so it takes longer than the times under “to "
-            "decide”."
-        )
-    if not grows:
-        total = _cost_of([menu.baseline, *run], most, prompts)
-        if added:
-            said.append(
-                f"The following command includes {joined(added)}, so it takes longer than the "
-                f"times under “to decide”{f': {total}' if total else ''}."
-            )
-        # A fixed `arm` does not name the arms that extensions added.
-        every = len(run) == len(menu.others) and "arm" not in _fixed(menu)
-        new = _new_experiment(menu, [] if every else asked, most, prompts)
-        storage = "" if _in_default_storage(menu) else " (add --storage, as for this experiment)"
-        said.append(f"To run the new experiment{storage}:\n{new}")
-    return [" ".join(said)]
+    names = [menu.baseline.arm, *(row.arm for row in run)]
+    known = question is not None and set(question.arms).issuperset(names)
+    return run if known else list(menu.others)
 
 
-def _cost_of(rows: Sequence[MenuRow], seeds: int, prompts: int | None) -> str:
-    """Return the cost of some seeds of each arm as text, or "" if it is unknown.
-
-    Args:
-        rows: The arms.
-        seeds: The number of seeds.
-        prompts: The number of prompts in the last evaluation; None for that of the experiment.
-    """
-    costs = [row.seed for row in rows]
-    known = [cost for cost in costs if cost is not None]
-    evaluated = [row.noise.prompts for row in rows if row.noise is not None]
-    if len(known) < len(costs) or (prompts and not evaluated):
-        return ""
-    longer = prompts / max(evaluated) - 1 if prompts else 0.0  # longer last evaluations
-    seconds = [seeds * (cost.seconds + longer * cost.last_eval_s) for cost in known]
-    hours = [s * cost.devices / 3600 for s, cost in zip(seconds, known, strict=True)]
-    price = Price(minutes=sum(seconds) / 60, device_hours=sum(hours))
-    return f"{_cost(price)}, if trials run one after another"
+def _price_of(rows: Sequence[MenuRow], seeds: int) -> Price | None:
+    """Return the price of some seeds of each arm, or None if it is unknown."""
+    costs = [row.seed for row in rows if row.seed is not None]
+    if len(costs) < len(rows):
+        return None
+    return Price(
+        minutes=seeds * sum(cost.seconds for cost in costs) / 60,
+        device_hours=seeds * sum(cost.seconds * cost.devices for cost in costs) / 3600,
+    )
 
 
-def _advised_prompts(rows: Sequence[MenuRow]) -> int | None:
-    """Return how many prompts the new experiment should evaluate on last; None: as before.
-
-    More prompts must be cheaper than more seeds for one of these arms, and dearer for none.
-    """
-    noise = [row.noise for row in rows if row.noise is not None]
-    costs = [own.relative_cost for own in noise if own.relative_cost is not None]
-    numbers = [own.more_prompts for own in noise if own.held_out is not None]
-    advised = bool(costs) and min(costs) < 1 - ALIKE and max(costs) <= 1 + ALIKE
-    return max(numbers, default=None) if advised else None
-
-
-def _new_experiment(menu: Menu, arms: Sequence[str], seeds: int, prompts: int | None) -> str:
+def _new_experiment(menu: Menu, run: Sequence[MenuRow], seeds: int) -> str:
     """Return the command that repeats the experiment with new seeds.
 
     Args:
         menu: The menu.
-        arms: The arms to run; empty for the arms of the experiment.
+        run: The arms to run in addition to the baseline.
         seeds: The number of seeds.
-        prompts: The number of prompts in the last evaluation; None for that of the experiment.
     """
     experiment, options = menu.experiment, menu.options
     stored = experiment.description
     fixed = _fixed(menu)
-    fixed |= {"arm": ",".join(arms)} if arms else {}
-    fixed |= {"eval.final_prompts": prompts} if prompts else {}
+    # A fixed `arm` does not name the arms that extensions added.
+    if len(run) < len(menu.others) or "arm" in fixed:
+        names = [menu.baseline.arm, *(row.arm for row in run)]
+        question = experiment.question
+        if question is not None and set(question.arms).issuperset(names):
+            fixed |= {"arm": ",".join(names)}
     margin = "margin" if options.margin is not None else "margin_relative"
     scheduler = stored.get("scheduler")
     given = {
@@ -493,11 +484,13 @@ def _prices(menu: Menu) -> list[str]:
         for row in menu.others
         if row.judgement is not None and (row.arm, None) in undecided
     ]
-    said = []
-    if near and menu.price is not None:
+    said, price = [], menu.price
+    if not (menu.design.may_grow or menu.experiment.own_tuner) and near:
+        price = _price_of([menu.baseline, *_arms_to_run(menu)], max(_seeds_needed(menu).values()))
+    if near and price is not None:
         # “Them” refers to the arms that the sentence “Undecided: …” names.
         named = joined(near) if far or len(near) == 1 else "them"
-        cost = _cost(menu.price)
+        cost = _cost(price)
         takes = f"{cost} more" if menu.design.may_grow else f"a new experiment of {cost}"
         said.append(f"Deciding {named} would probably take {takes}.")
     if far:
@@ -545,11 +538,11 @@ def _from_margin(difference: float) -> str:
     return f"{abs(difference):.3f} {'within' if difference > 0 else 'beyond'} the margin"
 
 
-def _said_of_noise(noise: Mapping[str, Noise]) -> list[str]:
+def _said_of_noise(menu: Menu, noise: Mapping[str, Noise]) -> list[str]:
     """Say where the noise of each arm comes from, and how to reduce it."""
     narrow = {arm: own for arm, own in noise.items() if own.seed_sd < own.evaluation_sd}
     said = [_source_of_noise(arm, own) for arm, own in noise.items() if arm not in narrow]
-    said += _too_narrow(narrow)
+    said += _too_narrow(narrow) if "to decide" in shown(menu)[0] else []
     advice: dict[str, list[str]] = {}
     costs: dict[str, list[float]] = {}
     for arm, own in noise.items():
@@ -613,7 +606,10 @@ def _less_noise(noise: Noise) -> str:
         if noise.held_out is None
         else f"{more} prompts instead of {noise.prompts} (eval.final_prompts={more})"
     )
-    return f"For the same precision, {how} cost {{cost}} of what more seeds would cost."
+    return (
+        f"For the same precision, {how} cost {{cost}} of what more seeds would cost, and fewer "
+        "seeds are needed."
+    )
 
 
 # ---- Cells -----------------------------------------------------------------------------------

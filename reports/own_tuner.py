@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -54,7 +54,9 @@ def _relative_paths(config: GRPOConfig) -> Iterator[tuple[str, object]]:
             yield key, value
 
 
-def without_restarted(trials: Sequence[TrialRecord], problems: list[str]) -> list[TrialRecord]:
+def without_restarted(
+    trials: Sequence[TrialRecord], forgotten: Collection[str], problems: list[str]
+) -> list[TrialRecord]:
     """Leave out each trial that was started again in a new directory.
 
     `tune.Tuner.restore(…, restart_errored=True)` gives each failed trial a new directory and a new
@@ -63,6 +65,7 @@ def without_restarted(trials: Sequence[TrialRecord], problems: list[str]) -> lis
 
     Args:
         trials: The trials of all runs.
+        forgotten: Names of trials of which Tune did not know when it restored the experiment.
         problems: Receives a line for each trial that is left out.
     """
     newest: dict[tuple[str, str], TrialRecord] = {}
@@ -81,6 +84,11 @@ def without_restarted(trials: Sequence[TrialRecord], problems: list[str]) -> lis
             problems.append(
                 f"{trial.name} {trial.status}. It was started again as "
                 f"{restarted[trial.name]}, and only the new trial counts"
+            )
+        elif trial.name in forgotten:
+            problems.append(
+                f"{trial.name} {trial.status}. It does not count, because Tune did not know of it "
+                "when it restored the experiment, and began it again"
             )
         else:
             counted.append(trial)

@@ -202,7 +202,7 @@ def _effect_of_lag(experiment: ExperimentRecord) -> str:
     if not found:
         return ""
     if len(groups) == 1:
-        return " All arms differ only in lag."
+        return " These arms differ only in lag."
     return (
         f" The effect of a lag can be seen only {joined(found)}, because all other pairs of arms "
         "differ in other settings."
@@ -448,7 +448,7 @@ def _answer_section(found: Answer | None) -> str:
     of_stages = ""
     if first < len(header):
         of_stages = (
-            "<p>Each stage's share of a round's work:</p>\n"
+            "<p>Each stage's share of a round's work, including disturbed rounds:</p>\n"
             f"{narrow_tables((header[0], *header[first:]), shares)}\n"
         )
     return (

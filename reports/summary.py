@@ -39,7 +39,7 @@ ADVICE = (
 ENDLESS = ("keyword", "math")  # tasks that make as many held-out prompts as an evaluation asks for
 EXACT_LAG = (
     "With lag_mode=exact, sampling and training take turns, so a lag saves no time. To measure "
-    "speed, use lag_mode=bounded."
+    "speed, use lag_mode=bounded and placement=disaggregated."
 )
 DEVICE = (
     "A device is a GPU. If a trial has no GPU, a device is a CPU that the trial's actors reserve "

@@ -34,6 +34,9 @@ class TuneState:
 
     waiting: int | None = 0  # number of trials that have not begun; None if unknown
     several_runs: bool = False  # True if `fit()` ran several times under the experiment's name
+    # Names of trials that no snapshot contains, although a later run has begun. After a kill,
+    # `restore` does not know such trials, and begins them again.
+    forgotten: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,16 @@ def tune_state(
     ended = {name for name, own in last.statuses.items() if own in ("TERMINATED", "ERROR")}
     # The snapshot may be older than the newest trials.
     begun = {trial.name for trial in trials if trial.name in last.statuses}
-    begun |= {trial.name for parts, trial in named_by_tune(trials) if parts["date"] >= last.date}
+    dates = {trial.name: parts["date"] for parts, trial in named_by_tune(trials)}
+    begun |= {name for name, date in dates.items() if date >= last.date}
+    stored = {name for own in known for name in own.statuses}
     planned = _planned(root, entries, last.date, problems)
     created = len(begun | last.statuses.keys())
-    return TuneState(waiting=max(created, planned) - len(ended | begun), several_runs=several)
+    return TuneState(
+        waiting=max(created, planned) - len(ended | begun),
+        several_runs=several,
+        forgotten={name for name in dates if name not in stored | begun},
+    )
 
 
 def _snapshot(root: Path, name: str, problems: list[str]) -> _Snapshot | None:

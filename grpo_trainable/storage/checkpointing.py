@@ -368,12 +368,15 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
 
 
 def newest_round(directory: AnyPath) -> int | None:
-    """Return the round that the newest checkpoint states, without verifying it, or None.
+    """Return the round that the newest checkpoint states, without verifying it, or None."""
+    newest = newest_checkpoint(directory)
+    return None if newest is None else unverified_round(newest)
 
-    A checkpoint that states no round is skipped.
-    """
-    rounds = map(unverified_round, reversed(numbered_checkpoints(directory)))
-    return next((round_ for round_ in rounds if round_ is not None), None)
+
+def newest_checkpoint(directory: AnyPath) -> AnyPath | None:
+    """Return the newest checkpoint that states its round, without verifying it, or None."""
+    found = reversed(numbered_checkpoints(directory))
+    return next((path for path in found if unverified_round(path) is not None), None)
 
 
 def remove_older(

@@ -208,6 +208,16 @@ def test_tune_gets_the_last_row_of_an_ended_trial_that_its_snapshot_lacks(
     trial.update_last_result(row(2))  # as in Tune's last snapshot, before a kill
     CheckpointCallback().on_trial_start(iteration=0, trials=[trial], trial=trial)
     assert trial.last_result["training_iteration"] == known
+    if known == 3:
+        assert trial.last_result["config"] == trial.config  # not the resolved settings of the file
+    # Tune restores from the newest checkpoint that it knows, and takes over that checkpoint's row.
+    newest = trial.latest_checkpoint_result
+    assert (newest is not None) == (known == 3)
+    if newest is not None:
+        assert Path(newest.checkpoint.path).name == "checkpoint_000000"
+        trial.temporary_state.restoring_from = newest
+        trial.on_restore()
+        assert trial.last_result["training_iteration"] == 3
 
 
 def test_rows_contain_the_settings_that_the_trial_uses(tmp_path):

@@ -232,7 +232,7 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     # How many prompts the task holds out is not known here, so no number is advised.
     assert (
         "For the same precision, 4 times as many prompts (eval.final_prompts), if the task holds "
-        "out so many, cost 40% of what more seeds would cost."
+        "out so many, cost 40% of what more seeds would cost, and fewer seeds are needed."
     ) in said
 
 
@@ -273,7 +273,8 @@ def test_the_command_of_a_new_experiment_is_complete(tmp_path, monkeypatch):
     write_arm(directory, THIRD, 2.0, [(0.7, 0.7), (0.71, 0.7), (0.72, 0.7)])  # decided
     (note,) = (text for text in notes(menu(directory)) if "To run the new experiment" in text)
     prose, _, line = note.partition("\n")
-    assert "includes" not in prose
+    assert "seeds of each of its arms. One after another, its trials would take " in prose
+    assert " It runs 2 at a time. To run " in prose
     assert prose.endswith("To run the new experiment (add --storage, as for this experiment):")
     monkeypatch.setattr(menu_text, "STORAGE", str(tmp_path))
     assert notes(menu(directory))[-1].endswith(f"To run the new experiment:\n{line}")
@@ -301,8 +302,7 @@ def test_a_new_experiment_includes_the_arms_that_an_extension_added(tmp_path):
     )
 
 
-def test_a_new_experiment_repeats_clear_differences_and_follows_the_advice_on_prompts(tmp_path):
-    directory = experiments.write_experiment(tmp_path / "e", held_out_prompts=8)
+def test_a_new_experiment_repeats_clear_differences(directory):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
     # Clearly lower, but the difference equals the margin.
@@ -311,9 +311,15 @@ def test_a_new_experiment_repeats_clear_differences_and_follows_the_advice_on_pr
     prose, _, line = notes(menu(directory))[-1].partition("\n")
     row = by_arm(menu(directory))[OTHER].judgement
     assert row is not None
-    added = f"{row.seeds_needed} seeds of {THIRD} (to check its clear difference) and 8 prompts"
-    assert f"The following command includes {added} in the last evaluation, so it takes" in prose
-    assert f"--set arm={BASE},{THIRD},{OTHER} --set eval.final_prompts=8 " in line.replace(
+    assert (
+        f"The following command runs {row.seeds_needed} seeds of each of its arms, also of {THIRD} "
+        "to check the difference in reward."
+    ) in prose
+    # A trial takes 5 rounds of 2 s and 2.5 s of evaluation. Three arms run.
+    minutes = 3 * row.seeds_needed * 12.5 / 60
+    assert f"One after another, its trials would take {minutes:.0f} min and " in prose
+    assert f"a new experiment of {minutes:.0f} min and " in " ".join(paragraph(menu(directory)))
+    assert f"--set arm={BASE},{THIRD},{OTHER} " in line.replace(
         f"{OTHER},{THIRD}", f"{THIRD},{OTHER}"
     )
 
@@ -350,9 +356,9 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
     assert {row.verdict for row in found.others} == {UNDECIDED}
     clear = [text for text in paragraph(found) if "clearly" in text]
     assert clear == [
-        f"By the intervals of the report, {OTHER} (-0.100) and async_k4 (-0.100) are clearly below "
-        f"{BASE} in reward, but the stricter bounds of the menu do not show whether they lose more "
-        "than 0.1."
+        f"By the report's list “Which arms differ”, {OTHER} (-0.100) and async_k4 (-0.100) are "
+        f"clearly below {BASE} in reward, but the stricter bounds of the menu do not show whether "
+        "they lose more than 0.1."
     ]
     # The difference equals the margin, so no number of seeds would be enough.
     (far,) = (text for text in paragraph(found) if OTHER in text and "more than 50 seeds" in text)
@@ -388,7 +394,7 @@ def test_arms_with_the_same_advice_on_noise_share_a_note(directory):
     assert note == (
         "Less noise of sync and async_k1: for the same precision, 4 times as many prompts "
         "(eval.final_prompts), if the task holds out so many, cost 33% to 40% of what more seeds "
-        "would cost."
+        "would cost, and fewer seeds are needed."
     )
 
 

@@ -237,7 +237,7 @@ def test_arms_that_differ_only_in_lag_are_named_and_a_setting_without_effect_has
     assert re.findall(r">([^<>]+)</td>", cells) == ["0.2", "0.2", "-"]
     assert NO_EFFECT in settings
     run, settings = page_parts("grpo_lag0", "grpo_lag4")  # all arms
-    assert "search space. All arms differ only in lag.<" in run
+    assert "search space. These arms differ only in lag.<" in run
     assert NO_EFFECT not in settings
     assert "only in lag" not in page_parts("grpo_lag0", "rloo_lag4")[0]
     _, settings = page_parts("grpo_lag4", "rloo_lag4", scheduler="pbt")  # one arm

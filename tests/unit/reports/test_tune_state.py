@@ -12,7 +12,7 @@ from ray import tune
 from ray.tune.experiment import Experiment
 from ray.tune.search import BasicVariantGenerator, Searcher, SearchGenerator
 
-from reports.experiment import read_experiment
+from reports.experiment import ExperimentError, read_experiment
 
 DATE = "2026-11-28_21-17-36"
 
@@ -93,6 +93,26 @@ def test_a_second_run_under_the_same_name_is_noticed(tmp_path):
     assert (record.waiting, record.several_runs) == (0, True)
 
 
+def test_a_trial_that_tune_did_not_know_when_it_restored_does_not_count(tmp_path):
+    kept, unknown = name_of(0), "GRPO_8ee165a0_2_lr=1_2026-11-28_21-17-50"
+    of_tune(tmp_path, kept, config("sync", 0), [row(1)])
+    of_tune(tmp_path, unknown, config("sync", 1), [row(1)])
+    write_state_of_tune(tmp_path, {kept: "TERMINATED"}, 2, DATE)
+    # The snapshot of the first run is old, but no other run has begun.
+    assert len(read_experiment(tmp_path).trials) == 2
+    again = "GRPO_2d5e5c49_2_lr=1_2026-11-28_22-00-01"
+    of_tune(tmp_path, again, config("sync", 1), [row(1)])
+    states = {kept: "TERMINATED", again: "RUNNING"}
+    write_state_of_tune(tmp_path, states, 2, "2026-11-28_22-00-00")
+    record = read_experiment(tmp_path)
+    assert [trial.name for trial in record.trials] == [kept, again]
+    assert record.waiting == 0
+    assert record.problems == [
+        f"{unknown} still running or interrupted: round 1 of 96. It does not count, because Tune "
+        "did not know of it when it restored the experiment, and began it again"
+    ]
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"trial_data": [["{}", ""]]}', '{"trial_data": [1]}', "{}", None]
 )
@@ -106,6 +126,13 @@ def test_with_a_damaged_or_foreign_snapshot_the_number_is_unknown(tmp_path, text
     record = read_experiment(tmp_path)
     assert record.waiting is None
     assert any(name in problem for problem in record.problems)
+
+
+def test_before_the_first_trial_begins_the_error_says_so(tmp_path):
+    (tmp_path / name_of(0)).mkdir()
+    write_state_of_tune(tmp_path, {name_of(0): "PENDING"}, 2, DATE)
+    with pytest.raises(ExperimentError, match="no trial has begun yet"):
+        read_experiment(tmp_path)
 
 
 class Zeros(Searcher):
