@@ -30,7 +30,7 @@ SEARCHERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TuneState:
-    """What Tune knows about the trials of a user's own Tuner."""
+    """The trials of a user's own Tuner, as far as Tune knows them."""
 
     waiting: int | None = 0  # number of trials that have not begun; None if unknown
     several_runs: bool = False  # True if `fit()` ran several times under the experiment's name
