@@ -80,7 +80,7 @@ def menu_or_reason(
     which = "which arms lose less than 0.03 in held-out reward"
     seeds = max(len(trials) for trials in experiment.arms.values())
     if seeds < 2:
-        return None, f"To see {which}, run at least {FIRST_LOOK} seeds of each arm."
+        return None, f"To see {which}, run at least {FIRST_LOOK} seeds, the same for every arm."
     parts = [*command_line.command("verdict"), str(place), "--margin", "0.03"]
     if needs_max_seeds(experiment):
         parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]

@@ -169,6 +169,11 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     said = [] if awaited is None else [f"The baseline {awaited} has not finished a round yet."]
     only_exact = comparison.has_exact_lag and len(comparison.arms) > 1
     if not (speed.contrasts or speed.not_comparable or reward.contrasts or only_exact):
+        if base is not None and not _seeds_in_common(comparison, base):
+            said.append(
+                f"No other arm has a seed in common with {base}, so nothing can be compared. Give "
+                "every arm the same seeds."
+            )
         return said
     said += [] if awaited is None else [f"Until it does, arms are compared with {base}."]
     said += _about_speed(speed, comparison)
@@ -197,6 +202,13 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     if seeds and max(seeds) == 1:
         said.append("All these results rest on one seed, so they hold for these runs only.")
     return said
+
+
+def _seeds_in_common(comparison: Comparison, base: str) -> bool:
+    """Return True if an arm has a seed in common with the baseline, or if there is no other arm."""
+    seeds = {arm: {trial.seed for trial in own} for arm, own in comparison.arms.items()}
+    others = [own for arm, own in seeds.items() if arm != base]
+    return not others or any(seeds[base] & own for own in others)
 
 
 def _about_speed(speed: Quantity, comparison: Comparison) -> list[str]:

@@ -176,7 +176,7 @@ def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
                 f"{shown(name)}: unknown key; use training(grpo={{…}}) for settings of GRPO"
             )
         if value != defaults[name]:
-            why = WHY_NOT.get(shown_name, "docs/howto/rllib.md lists the settings that GRPO reads")
+            why = WHY_NOT.get(shown_name, "docs/howto/rllib.md says how to set what GRPO reads")
             raise ConfigError(f"{shown_name}: has no effect with GRPO; {why}")
     for callback in force_list(config.callbacks_class):
         _refuse_uncalled(callback)

@@ -155,7 +155,7 @@ def test_seeds_that_a_second_run_of_an_own_tuner_added_need_a_test_for_any_time(
 @pytest.mark.parametrize(
     ("seeds", "says"),
     [
-        (1, "To see which arms lose less than 0.03 in held-out reward, run at least 3 seeds of"),
+        (1, "To see which arms lose less than 0.03 in held-out reward, run at least 3 seeds, the"),
         (2, "To see which arms lose less than 0.03 in held-out reward: "),
     ],
 )

@@ -66,6 +66,17 @@ def write_arm(directory: Path, arm: str, norm: float, *, others: float = 0.0) ->
     return trial
 
 
+def test_arms_without_a_seed_in_common_get_a_reason_instead_of_an_answer(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "own")
+    for seed, arm in enumerate(("sync", "async_k1")):
+        experiments.write_trial(directory, experiments.config(arm, seed), [experiments.row(96)])
+    (said,) = data_of(directory)["answer"]
+    assert said == (
+        "No other arm has a seed in common with sync, so nothing can be compared. Give every arm "
+        "the same seeds."
+    )
+
+
 @pytest.fixture
 def own(tmp_path):
     """Write an experiment that has two extra columns, and whose search space no longer exists."""
@@ -371,7 +382,7 @@ def test_the_menu_is_in_the_data_and_without_a_margin_the_command_that_makes_it(
         data = data_of(directory)
         if margin is None:
             assert data["menu"] is None
-            assert data["no_verdict"].endswith("run at least 3 seeds of each arm.")
+            assert data["no_verdict"].endswith("run at least 3 seeds, the same for every arm.")
         else:
             assert data["no_verdict"] is None
             assert data["menu"]["margin"] == margin
