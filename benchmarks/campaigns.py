@@ -303,6 +303,10 @@ def draw_atlas(slices: Mapping[str, Mapping[str, Any]]) -> None:
     def draw(figure: Figure, theme: Theme) -> None:
         axes = axes_of(figure, theme, x_label=label, y_label="", names=list(slices), below=0.3)
         axes.axvspan(-MARGIN, 0, color=theme.text, alpha=0.12, linewidth=0)
+        arms = [arm for own in slices.values() for arm in own["menu"]["arms"].values()]
+        changes = [arm["difference"] for arm in arms if arm["difference"] is not None]
+        # One objective with a wide interval must not squeeze all others.
+        axes.set_xlim(min(changes) - 0.1, max(changes) + 0.2)
         for row, (objective, own) in enumerate(slices.items()):
             for i, lag in enumerate(lags):
                 found = own["menu"]["arms"][f"{objective}_lag{lag}"]

@@ -132,7 +132,8 @@ class CheckpointOnInterrupt(FailSafeCallback):
 
     def _cost(self, trial: Any) -> str:
         """Describe what is lost if a running trial ends without saving."""
-        return cost(trial, max(self._saved.get(trial.trial_id, 0), noted_round(trial)))
+        saved = max(self._saved.get(trial.trial_id, 0), noted_round(trial))
+        return cost(trial, saved if is_in_snapshot(trial) else 0)
 
     def _restore_signals(self) -> None:
         former, self._former = self._former, {}
@@ -232,6 +233,19 @@ def saved_round(trial: Any) -> int:
     with suppress(UnreadableCheckpoint):
         return max(noted, newest_round(path) or 0)
     return noted
+
+
+def is_in_snapshot(trial: Any) -> bool:
+    """Return False if Tune's last snapshot lacks a trial, so that a restore begins it again.
+
+    It begins in a new directory if the name contains the time, as Tune's own names do. With a fixed
+    name, it continues from its checkpoint.
+    """
+    path = trial_path(trial)
+    if trial.custom_dirname is not None or not isinstance(path, Path):
+        return True
+    snapshots = sorted(path.parent.glob("experiment_state-*.json"))
+    return not snapshots or trial.trial_id in snapshots[-1].read_text()
 
 
 def note_checkpoint(trial: Any, path: str) -> None:

@@ -22,7 +22,7 @@ from grpo_trainable.telemetry.metrics import COPIED_FROM
 from grpo_trainable.text import plural, without_module
 from reports import EXPERIMENT_FILE, EXTENSIONS, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
-from reports.own_tuner import DIRECTORY, with_absolute_paths, without_restarted
+from reports.own_tuner import DIRECTORY, numbers_of, with_absolute_paths, without_restarted
 from reports.population import groups_of_donors, short_value
 from reports.records import (
     MAX_NUMBER,
@@ -102,7 +102,8 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         state = tune_state(directory, entries, trials, problems)
         trials = without_restarted(trials, state.forgotten, problems)
         trials = with_absolute_paths(trials)
-        trials.sort(key=_first_reported)
+        numbers = numbers_of(trials)
+        trials.sort(key=lambda trial: (numbers.get(trial.name, math.inf), _first_reported(trial)))
     members = description.get("scheduler") == "pbt" or any(trial.copied for trial in trials)
     return ExperimentRecord(
         directory=directory,

@@ -95,6 +95,14 @@ def without_restarted(
     return counted
 
 
+def numbers_of(trials: Sequence[TrialRecord]) -> dict[str, int]:
+    """Return the number that Tune gave each trial when it created the trial, by trial name.
+
+    A restored experiment may run its trials in another order.
+    """
+    return {trial.name: int(parts["tag"].split("_")[0]) for parts, trial in named_by_tune(trials)}
+
+
 def named_by_tune(trials: Sequence[TrialRecord]) -> Iterator[tuple[re.Match[str], TrialRecord]]:
     """Yield each trial whose directory has a name of Tune's form, after the parts of the name."""
     for trial in trials:

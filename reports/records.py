@@ -263,7 +263,7 @@ class ExperimentRecord:
     description: Mapping[str, Any]  # experiment.json; empty if it is missing
     question: Question | None  # None if the experiment asks no question
     # In the order of the arms in the question, then of the seeds. The trials of a user's own Tuner
-    # are sorted by the times of their first rows.
+    # are sorted by the numbers that Tune gave them, or by the times of their first rows.
     trials: Sequence[TrialRecord]
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     # Number of trials of a user's own Tuner that have not begun; None if unknown.

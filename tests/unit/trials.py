@@ -40,6 +40,7 @@ class FakeTrial:
         self.last_result: dict[str, Any] = {"trial_id": self.trial_id}
         self.num_failures = self.max_failures = 0
         self.is_saving = False
+        self.custom_dirname: str | None = None
         self.error_file = str(directory / "error.txt")
 
     @property

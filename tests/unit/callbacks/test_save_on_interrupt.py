@@ -23,6 +23,7 @@ from callbacks.save_on_interrupt import (
     CheckpointOnInterrupt,
     continues,
     finishing,
+    is_in_snapshot,
     requested,
     stopped,
 )
@@ -256,6 +257,18 @@ def test_tune_notes_the_checkpoint_that_the_trial_has_written(experiment, store)
     noted = trial.latest_checkpoint_result
     assert noted.checkpoint.path == path
     assert noted.metrics["training_iteration"] == 6
+
+
+@pytest.mark.parametrize(
+    ("known", "dirname", "contained"),
+    [("abc_00001", None, True), ("abc_00000", None, False), ("abc_00000", "sync-0-abc", True)],
+)
+def test_a_trial_that_tunes_snapshot_lacks_starts_again(tmp_path, known, dirname, contained):
+    trial = FakeTrial(tmp_path / "trial")
+    trial.trial_id, trial.custom_dirname = "abc_00001", dirname
+    assert is_in_snapshot(trial)  # Tune has not written a snapshot yet
+    (tmp_path / "experiment_state-2026-11-28_21-17-36.json").write_text(known)
+    assert is_in_snapshot(trial) is contained
 
 
 def test_a_checkpoint_that_could_not_be_written_is_reported_with_its_cost(

@@ -414,6 +414,14 @@ def test_long_labels_of_a_users_tuner_are_numbers_in_the_order_of_the_first_rows
     ]
 
 
+def test_trials_of_a_users_tuner_keep_their_order_if_a_restore_ran_them_in_another(tmp_path):
+    for number, at in ((0, 30), (1, 20), (10, 10)):
+        settings = config("sync", number, **{"optim.lr": 1e-4 * (number + 1)})
+        name = f"GRPO_45ecf_000{number:02}_{number}_seed={number}_2026-11-28_07-21-00"
+        of_tune(tmp_path, name, settings, [row(1, timestamp=at)])
+    assert [trial.config.seed for trial in read_experiment(tmp_path).trials] == [0, 1, 10]
+
+
 def test_settings_that_look_equal_in_a_label_are_numbered(tmp_path):
     for seed, rate in enumerate((1.0001e-4, 1.0002e-4, 1.0001e-4)):
         settings = config("sync", seed, **{"optim.lr": rate})
