@@ -15,7 +15,12 @@ from grpo_trainable.storage.ray_private import (
     TRAINING_ITERATION,
     _TrainingResult,
 )
-from grpo_trainable.storage.trial_storage import checkpoint_at, last_row, path_on
+from grpo_trainable.storage.trial_storage import (
+    checkpoint_at,
+    follows_known_copy,
+    last_row,
+    path_on,
+)
 
 
 class CheckpointCallback(FailSafeCallback):
@@ -42,14 +47,17 @@ class CheckpointCallback(FailSafeCallback):
         row = last_row(directory / EXPR_RESULT_FILE)
         if row is None or not row.get(DONE):
             return
-        round_ = row[TRAINING_ITERATION]
-        known = trial.last_result.get(TRAINING_ITERATION)
         checkpoint = newest_checkpoint(trial_path(trial))
-        if round_ == known or checkpoint is None or unverified_round(checkpoint) != round_:
+        noted = path_of(trial.latest_checkpoint_result)
+        if checkpoint is None or unverified_round(checkpoint) != row[TRAINING_ITERATION]:
+            return
+        # `TrialStorage.go_on` handles a checkpoint that follows a copy of which Tune does not know.
+        if checkpoint == noted or not follows_known_copy(checkpoint, noted):
             return
         row["config"] = trial.config  # as in every row that Tune has; the file has all settings
         trial.update_last_result(row)
         trial.on_checkpoint(_TrainingResult(checkpoint=checkpoint_at(checkpoint), metrics=row))
+        forget_missing(trial.run_metadata.checkpoint_manager)
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Record that the current save wrote a checkpoint. Make Tune forget removed checkpoints."""

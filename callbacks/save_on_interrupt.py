@@ -118,7 +118,8 @@ class CheckpointOnInterrupt(FailSafeCallback):
     def _say_what_is_lost(self) -> None:
         unsaved = [trial for trial in self._trials if self._is_unsaved(trial)]
         for trial in unsaved:
-            say(f"{label(trial)}: not saved: {self._cost(trial)}")
+            saved = self._newest_saved(trial) if is_in_snapshot(trial) else 0
+            say(f"{label(trial)}: not saved: {cost(trial, saved)}")
         waiting = [] if self._not_copied is None else self._not_copied(self._trials)
         for line in waiting:
             say(line)
@@ -130,10 +131,9 @@ class CheckpointOnInterrupt(FailSafeCallback):
         stopped = isinstance(self._answers.get(trial.trial_id), Stopped)
         return trial.status == "RUNNING" and not stopped
 
-    def _cost(self, trial: Any) -> str:
-        """Describe what is lost if a running trial ends without saving."""
-        saved = max(self._saved.get(trial.trial_id, 0), noted_round(trial))
-        return cost(trial, saved if is_in_snapshot(trial) else 0)
+    def _newest_saved(self, trial: Any) -> int:
+        """Return the round of a running trial's newest checkpoint, or 0."""
+        return max(self._saved.get(trial.trial_id, 0), noted_round(trial))
 
     def _restore_signals(self) -> None:
         former, self._former = self._former, {}
@@ -155,7 +155,8 @@ class CheckpointOnInterrupt(FailSafeCallback):
         if not any(self._asked[trial.trial_id] for trial in unsaved):
             for trial in unsaved:
                 why = f"{trial.trainable_name} does not stop on request"
-                say(f"{label(trial)}: not saved, because {why}: {self._cost(trial)}")
+                lost = cost(trial, self._newest_saved(trial))
+                say(f"{label(trial)}: not saved, because {why}: {lost}")
             self._end()
 
     def _ask(self, trial: Any) -> None:

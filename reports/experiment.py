@@ -102,7 +102,7 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         state = tune_state(directory, entries, trials, problems)
         trials = without_restarted(trials, state.forgotten, problems)
         trials = with_absolute_paths(trials)
-        numbers = numbers_of(trials)
+        numbers = {} if state.several_runs else numbers_of(trials)
         trials.sort(key=lambda trial: (numbers.get(trial.name, math.inf), _first_reported(trial)))
     members = description.get("scheduler") == "pbt" or any(trial.copied for trial in trials)
     return ExperimentRecord(

@@ -122,6 +122,6 @@ def _figures(cell: str) -> str:
     parts = cell.split(" -> ")
     middle = " -> ".join(re.sub(spread, "", part) for part in parts)
     # Without a spread, all values are equal.
-    found = [found[1] if (found := re.search(spread, part)) else part for part in parts]
-    below = f"<small>{escaped(' -> '.join(found))}</small>" if found != parts else ""
+    spreads = [found[1] if (found := re.search(spread, part)) else part for part in parts]
+    below = f"<small>{escaped(' -> '.join(spreads))}</small>" if spreads != parts else ""
     return (escaped(middle) + below).replace("-&gt;", "→")

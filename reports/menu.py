@@ -216,6 +216,25 @@ def refuse_stopped(experiment: ExperimentRecord) -> None:
         )
 
 
+def refuse_waiting(experiment: ExperimentRecord) -> None:
+    """Check that a user's own Tuner has begun all trials. Further trials may have further arms.
+
+    Raises:
+        MenuError: Trials have not begun, or Tune's files do not tell.
+    """
+    if experiment.waiting is None:
+        raise MenuError(
+            "a file with the state of your own Tuner cannot be read, so it is unknown whether all "
+            "trials have begun; the report names the file"
+        )
+    if experiment.waiting:
+        have = "has" if experiment.waiting == 1 else "have"
+        raise MenuError(
+            f"{plural(experiment.waiting, 'trial')} of your own Tuner {have} not begun; wait for "
+            "the end or, after an interrupt, continue with tune.Tuner.restore"
+        )
+
+
 def menu_of(
     experiment: ExperimentRecord,
     comparison: Comparison,
@@ -348,20 +367,15 @@ def _baseline(planned: Sequence[str], arms: Sequence[str], asked: str | None) ->
 
 
 def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) -> Design:
-    if experiment.waiting is None:
-        raise MenuError(
-            "Tune's snapshot of the experiment cannot be read, so it is unknown whether all trials "
-            "have begun; continue the experiment with tune.Tuner.restore"
-        )
-    # The trials that follow may belong to further arms.
-    if experiment.waiting:
-        have = "has" if experiment.waiting == 1 else "have"
-        raise MenuError(
-            f"{plural(experiment.waiting, 'trial')} of your own Tuner {have} not begun; wait for "
-            "the end or, after an interrupt, continue with tune.Tuner.restore"
-        )
+    refuse_waiting(experiment)
     if options.max_seeds is not None:
         return Design(seeds=options.max_seeds, anytime=True, arms=others)
+    if experiment.several_runs:
+        raise MenuError(
+            "fit() ran several times under this name, so a test with a fixed number of seeds may "
+            "look at the results twice; if you chose a maximum number of seeds before the first "
+            "look, use launch/verdict.py --max-seeds N, and otherwise give new seeds another name"
+        )
     if needs_max_seeds(experiment):
         raise MenuError(
             "seeds were added after the experiment had ended, so a test with a fixed number of "
@@ -376,7 +390,8 @@ def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) 
 def needs_max_seeds(experiment: ExperimentRecord) -> bool:
     """Return True if seeds were added after a test with a fixed number of seeds was possible.
 
-    One seed allows no test, so seeds may be added to one seed.
+    One seed allows no test, so seeds may be added to one seed. If a user's own Tuner ran several
+    times under one name, it is not known whether seeds were added.
     """
     return experiment.several_runs or experiment.seeds_before_addition > 1
 

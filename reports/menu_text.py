@@ -28,6 +28,7 @@ from reports.menu import (
     needs_max_seeds,
     recorded_options,
     refuse_stopped,
+    refuse_waiting,
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
@@ -75,6 +76,7 @@ def menu_or_reason(
         if len(comparison.arms) < 2:
             return None, None
         refuse_stopped(experiment)
+        refuse_waiting(experiment)
     except MenuError as error:
         return None, f"No verdicts: {error}."
     which = "which arms lose less than 0.03 in held-out reward"
@@ -264,7 +266,7 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     if experiment.own_tuner:
         return [f"{told} To run these seeds: {_in_own_tuner(menu, most)}."]
     run = _arms_to_run(menu)
-    repeated = [row.arm for row in run if row.arm not in needed]
+    repeated = [row.arm for row in run if row.arm not in needed and _is_clear(row)]
     also = f", also of {joined(repeated)} to check the difference in reward" if repeated else ""
     told += f" The following command runs {plural(most, 'seed')} of each of its arms{also}."
     price = _price_of([menu.baseline, *run], most)

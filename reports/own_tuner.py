@@ -65,7 +65,7 @@ def without_restarted(
 
     Args:
         trials: The trials of all runs.
-        forgotten: Names of trials of which Tune did not know when it restored the experiment.
+        forgotten: Names of trials that no snapshot of Tune contains, although a later run began.
         problems: Receives a line for each trial that is left out.
     """
     newest: dict[tuple[str, str], TrialRecord] = {}
@@ -87,8 +87,8 @@ def without_restarted(
             )
         elif trial.name in forgotten:
             problems.append(
-                f"{trial.name} {trial.status}. It does not count, because Tune did not know of it "
-                "when it restored the experiment, and began it again"
+                f"{trial.name} {trial.status}. It does not count, because no snapshot of Tune "
+                "contains it, and a later run has begun"
             )
         else:
             counted.append(trial)

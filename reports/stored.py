@@ -14,7 +14,7 @@ from reports.report import ReportError
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath, StoredPath
 
-# A report needs no checkpoints, no pickled state of Tune, and no earlier report.
+# A report needs no checkpoints, no .pkl files of Tune, and no earlier report.
 NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.json|plots/.*)")
 
 

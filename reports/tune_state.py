@@ -68,7 +68,7 @@ def tune_state(
         return TuneState(waiting=None)
     *earlier, last = sorted(known, key=lambda own: own.started)
     # A trial that has ended belongs to all later snapshots of its run.
-    several = any(
+    several = len(known) < len(names) or any(
         status == "TERMINATED" and name not in last.statuses
         for own in earlier
         for name, status in own.statuses.items()
@@ -80,11 +80,20 @@ def tune_state(
     begun |= {name for name, date in dates.items() if date >= last.date}
     stored = {name for own in known for name in own.statuses}
     planned = _planned(root, entries, last.date, problems)
+    if planned is None:
+        return TuneState(waiting=None, several_runs=several)
     created = len(begun | last.statuses.keys())
     return TuneState(
         waiting=max(created, planned) - len(ended | begun),
         several_runs=several,
-        forgotten={name for name in dates if name not in stored | begun},
+        # A trial whose own run has no readable snapshot may be in that snapshot.
+        forgotten={
+            name
+            for name, date in dates.items()
+            if name not in stored | begun and any(own.date <= date for own in known)
+        }
+        if len(known) == len(names)
+        else (),
     )
 
 
@@ -97,21 +106,33 @@ def _snapshot(root: Path, name: str, problems: list[str]) -> _Snapshot | None:
         trials = [json.loads(text) for text, _ in stored["trial_data"]]
         statuses = {own["relative_logdir"] or own["trial_id"]: own["status"] for own in trials}
         started = float(stored["stats"]["start_time"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        problems.append(f"{name} is damaged, so it is unknown whether all trials have begun")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        problems.append(f"{name}: damaged snapshot of Tune")
         return None
-    return _Snapshot(name.partition("-")[2].removesuffix(".json"), started, statuses)
+    found = SNAPSHOT.fullmatch(name)
+    assert found is not None
+    return _Snapshot(found["date"], started, statuses)
 
 
-def _planned(root: Path, entries: Collection[str], date: str, problems: list[str]) -> int:
-    """Return the number of trials of a run, or 0 if it has no limit or no trial will follow."""
+def _planned(root: Path, entries: Collection[str], date: str, problems: list[str]) -> int | None:
+    """Return the number of trials that the searcher of a run will create in all.
+
+    0 if the number has no limit, no further trial will follow, or the searcher stores nothing. None
+    if the stored number cannot be read.
+    """
     for start, (total, finished) in SEARCHERS.items():
         name = f"{start}-{date}.json"
-        if name in entries and (content := content_of(root, [name], problems)) is not None:
-            found = _values(content, (total, finished))
-            planned = found.get(total)
-            if found.get(finished) is not True and isinstance(planned, int):
-                return planned if planned < sys.maxsize else 0  # `num_samples=-1`
+        if name not in entries:
+            continue
+        content = content_of(root, [name], problems)
+        found = {} if content is None else _values(content, (total, finished))
+        planned = found.get(total)
+        if not isinstance(planned, int):
+            problems.append(f"{name}: the number of trials cannot be read")
+            return None
+        if found.get(finished) is True or planned >= sys.maxsize:  # `num_samples=-1`
+            return 0
+        return planned
     return 0
 
 
@@ -124,7 +145,7 @@ def _values(pickled: bytes, keys: Collection[str]) -> dict[str, object]:
     key = None
     with suppress(ValueError):  # damaged
         for opcode, value, _ in pickletools.genops(pickled):
-            if opcode.name == "MEMOIZE":
+            if opcode.name in ("MEMOIZE", "FRAME"):
                 continue
             value = {"NEWTRUE": True, "NEWFALSE": False}.get(opcode.name, value)
             if key is not None and key in keys and isinstance(value, int):

@@ -169,10 +169,10 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     said = [] if awaited is None else [f"The baseline {awaited} has not finished a round yet."]
     only_exact = comparison.has_exact_lag and len(comparison.arms) > 1
     if not (speed.contrasts or speed.not_comparable or reward.contrasts or only_exact):
-        if base is not None and not _seeds_in_common(comparison, base):
+        if base is not None and not _has_seed_in_common(comparison, base):
             said.append(
-                f"No other arm has a seed in common with {base}, so nothing can be compared. Give "
-                "every arm the same seeds."
+                f"No other arm has results with a seed of {base}, so nothing can be compared. "
+                "Every arm needs the same seeds."
             )
         return said
     said += [] if awaited is None else [f"Until it does, arms are compared with {base}."]
@@ -204,7 +204,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     return said
 
 
-def _seeds_in_common(comparison: Comparison, base: str) -> bool:
+def _has_seed_in_common(comparison: Comparison, base: str) -> bool:
     """Return True if an arm has a seed in common with the baseline, or if there is no other arm."""
     seeds = {arm: {trial.seed for trial in own} for arm, own in comparison.arms.items()}
     others = [own for arm, own in seeds.items() if arm != base]

@@ -410,6 +410,21 @@ def _in_experiment(path: AnyPath) -> str:
     return f"{_parent(path).name}/{path.name}"
 
 
+def follows_known_copy(checkpoint: AnyPath, noted: AnyPath | None) -> bool:
+    """Return True if a trial's checkpoint follows the same copy of another trial as Tune's.
+
+    Args:
+        checkpoint: The checkpoint.
+        noted: The newest checkpoint that Tune knows. If it belongs to another trial, the trial has
+            copied it.
+    """
+    origin = (unverified_state(checkpoint) or {}).get("origin")
+    if noted is not None and _parent(noted) != _parent(checkpoint):
+        return origin == _in_experiment(noted)
+    known = None if noted is None else unverified_state(noted)
+    return origin == (known or {}).get("origin")
+
+
 def set_aside(directory: AnyPath, which: Collection[str] | None = None) -> AnyPath:
     """Move a trial's files and checkpoints into a new subdirectory, and return its path.
 

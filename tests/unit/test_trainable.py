@@ -172,6 +172,8 @@ def test_restoring_the_final_checkpoint_says_that_the_trial_has_ended(tmp_path):
     assert (row["done"], row["training_iteration"]) == (True, ROUNDS)
     assert row["time_total_s"] == total
     assert restored.iteration == ROUNDS
+    with pytest.raises(RuntimeError, match=f"^the trial ended after round {ROUNDS}; restore an"):
+        restored.train()
 
 
 def test_a_trial_that_has_ended_trains_no_further():

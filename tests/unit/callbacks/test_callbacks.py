@@ -193,19 +193,26 @@ def test_last_round_that_was_refused_is_written_when_the_trial_ends(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("done", "saved_round", "known"), [(True, 3, 3), (True, 2, 2), (False, 3, 2)]
+    ("done", "saved_round", "row_of_tune", "origin", "known"),
+    [
+        (True, 3, 2, None, 3),
+        (True, 3, 3, None, 3),  # Tune has the last row, but not the last checkpoint
+        (True, 2, 2, None, 2),
+        (False, 3, 2, None, 2),
+        (True, 3, 2, "donor/checkpoint_000001", 2),  # Tune does not know of this copy
+    ],
 )
 def test_tune_gets_the_last_row_of_an_ended_trial_that_its_snapshot_lacks(
-    tmp_path, done, saved_round, known
+    tmp_path, done, saved_round, row_of_tune, origin, known
 ):
     """Such a trial reports no further row, and Tune would end the experiment with an error."""
     fake, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
     for round_ in (1, 2, 3):
         report([callback], fake, row(round_, done=done and round_ == 3))
-    saved(fake, 0, saved_round)
+    saved(fake, 0, saved_round, origin=origin)
     place = StorageContext(str(tmp_path), "", trial_dir_name="trial")
     trial = Trial("GRPO", storage=place, stub=True)
-    trial.update_last_result(row(2))  # as in Tune's last snapshot, before a kill
+    trial.update_last_result(row(row_of_tune))  # as in Tune's last snapshot, before a kill
     CheckpointCallback().on_trial_start(iteration=0, trials=[trial], trial=trial)
     assert trial.last_result["training_iteration"] == known
     if known == 3:

@@ -113,7 +113,10 @@ def test_advice_on_more_seeds_fits_a_users_own_tuner(directory, seeds, options, 
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)][:seeds])
     (directory / "experiment.json").unlink()
     said = " ".join(notes(menu(directory, **options)))
-    assert '"seed": tune.grid_search([…]) with ' in said
+    row = by_arm(menu(directory, **options))[OTHER].judgement
+    assert row is not None
+    new = 3 if seeds == 1 else row.seeds_missing
+    assert f'"seed": tune.grid_search([…]) with {new} new seeds' in said
     assert f"start a new Tuner with {name} name and without a search algorithm" in said
     assert "launch/tune.py" not in said
 
@@ -147,7 +150,7 @@ def test_seeds_that_a_second_run_of_an_own_tuner_added_need_a_test_for_any_time(
     second = {name: "TERMINATED" for name in names if "-2-" in name}
     experiments.write_state_of_tune(directory, first, 4, "2026-11-28_21-17-36")
     experiments.write_state_of_tune(directory, second, 2, "2026-11-28_22-17-36")
-    with pytest.raises(MenuError, match=r"use launch/verdict\.py --max-seeds N"):
+    with pytest.raises(MenuError, match=r"several times under this name.* --max-seeds N, and oth"):
         menu(directory)
     assert menu(directory, max_seeds=20).design.anytime
 

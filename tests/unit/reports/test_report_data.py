@@ -72,7 +72,7 @@ def test_arms_without_a_seed_in_common_get_a_reason_instead_of_an_answer(tmp_pat
         experiments.write_trial(directory, experiments.config(arm, seed), [experiments.row(96)])
     (said,) = data_of(directory)["answer"]
     assert said == (
-        "No other arm has a seed in common with sync, so nothing can be compared. Give every arm "
+        "No other arm has results with a seed of sync, so nothing can be compared. Every arm needs "
         "the same seeds."
     )
 

@@ -108,8 +108,8 @@ def test_a_trial_that_tune_did_not_know_when_it_restored_does_not_count(tmp_path
     assert [trial.name for trial in record.trials] == [kept, again]
     assert record.waiting == 0
     assert record.problems == [
-        f"{unknown} still running or interrupted: round 1 of 96. It does not count, because Tune "
-        "did not know of it when it restored the experiment, and began it again"
+        f"{unknown} still running or interrupted: round 1 of 96. It does not count, because no "
+        "snapshot of Tune contains it, and a later run has begun"
     ]
 
 
@@ -126,6 +126,26 @@ def test_with_a_damaged_or_foreign_snapshot_the_number_is_unknown(tmp_path, text
     record = read_experiment(tmp_path)
     assert record.waiting is None
     assert any(name in problem for problem in record.problems)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", None])
+def test_if_the_searchers_state_cannot_be_read_the_number_is_unknown(tmp_path, content):
+    of_tune(tmp_path, name_of(0), config("sync", 0), [row(1)])
+    write_state_of_tune(tmp_path, {name_of(0): "TERMINATED"}, 3, DATE)
+    searcher = tmp_path / f"basic-variant-state-{DATE}.json"
+    whole = searcher.read_bytes()
+    searcher.write_bytes(whole[: len(whole) // 3] if content is None else content)
+    assert read_experiment(tmp_path).waiting is None
+
+
+def test_trials_of_a_run_whose_snapshot_is_damaged_still_count(tmp_path):
+    of_tune(tmp_path, name_of(0), config("sync", 0), [row(1)])
+    (tmp_path / f"experiment_state-{DATE}.json").write_text("{")
+    second = name_of(1, "22-00-00", "c0ffe")
+    of_tune(tmp_path, second, config("sync", 1), [row(1)])
+    write_state_of_tune(tmp_path, {second: "TERMINATED"}, 1, "2026-11-28_22-00-00")
+    record = read_experiment(tmp_path)
+    assert (len(record.trials), record.waiting, record.several_runs) == (2, 0, True)
 
 
 def test_before_the_first_trial_begins_the_error_says_so(tmp_path):
