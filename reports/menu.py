@@ -290,7 +290,7 @@ def menu_of(
             faults=faults[arm],
             noise=noise.get(arm),
             seed=costs[arm],
-            price=_price([costs[arm], costs[baseline]], own.seeds_missing if own else None),
+            price=price_of([costs[arm], costs[baseline]], own.seeds_missing if own else None),
             in_pareto_set=arm in pareto,
             ended_early=ended_early[arm],
             exact_lag=arm in exact,
@@ -509,7 +509,7 @@ def _seed_cost(trials: Sequence[TrialRecord]) -> SeedCost | None:
     return SeedCost(statistics.median(seconds), statistics.median(last), devices)
 
 
-def _price(costs: Sequence[SeedCost | None], seeds: int | None) -> Price | None:
+def price_of(costs: Sequence[SeedCost | None], seeds: int | None) -> Price | None:
     """Return the price of `seeds` more seeds, each with one trial for every entry of `costs`.
 
     None if no more seeds are needed, or if their number or a cost is unknown.
@@ -533,8 +533,8 @@ def _total_price(
     missing = {arm: own.seeds_missing for arm, own in judged.items() if own.seeds_missing}
     if not missing:
         return None
-    parts = [_price([costs[arm]], seeds) for arm, seeds in missing.items()]
-    parts.append(_price([costs[baseline]], max(missing.values())))
+    parts = [price_of([costs[arm]], seeds) for arm, seeds in missing.items()]
+    parts.append(price_of([costs[baseline]], max(missing.values())))
     priced = [part for part in parts if part is not None]
     if len(priced) < len(parts):
         return None

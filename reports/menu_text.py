@@ -26,6 +26,7 @@ from reports.menu import (
     Price,
     menu_of,
     needs_max_seeds,
+    price_of,
     recorded_options,
     refuse_stopped,
     refuse_waiting,
@@ -269,7 +270,7 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     repeated = [row.arm for row in run if row.arm not in needed and _is_clear(row)]
     also = f", also of {joined(repeated)} to check the difference in reward" if repeated else ""
     told += f" The following command runs {plural(most, 'seed')} of each of its arms{also}."
-    price = _price_of([menu.baseline, *run], most)
+    price = price_of([row.seed for row in (menu.baseline, *run)], most)
     together = experiment.description.get("max_concurrent")
     if price is not None:
         told += f" One after another, its trials would take {_cost(price)}."
@@ -300,17 +301,6 @@ def _arms_to_run(menu: Menu) -> list[MenuRow]:
     names = [menu.baseline.arm, *(row.arm for row in run)]
     known = question is not None and set(question.arms).issuperset(names)
     return run if known else list(menu.others)
-
-
-def _price_of(rows: Sequence[MenuRow], seeds: int) -> Price | None:
-    """Return the price of some seeds of each arm, or None if it is unknown."""
-    costs = [row.seed for row in rows if row.seed is not None]
-    if len(costs) < len(rows):
-        return None
-    return Price(
-        minutes=seeds * sum(cost.seconds for cost in costs) / 60,
-        device_hours=seeds * sum(cost.seconds * cost.devices for cost in costs) / 3600,
-    )
 
 
 def _new_experiment(menu: Menu, run: Sequence[MenuRow], seeds: int) -> str:
@@ -488,7 +478,8 @@ def _prices(menu: Menu) -> list[str]:
     ]
     said, price = [], menu.price
     if not (menu.design.may_grow or menu.experiment.own_tuner) and near:
-        price = _price_of([menu.baseline, *_arms_to_run(menu)], max(_seeds_needed(menu).values()))
+        run = [menu.baseline, *_arms_to_run(menu)]
+        price = price_of([row.seed for row in run], max(_seeds_needed(menu).values()))
     if near and price is not None:
         # “Them” refers to the arms that the sentence “Undecided: …” names.
         named = joined(near) if far or len(near) == 1 else "them"
