@@ -449,6 +449,37 @@ def slices(campaign: str, *columns: str) -> list[str]:
     return markdown(header, rows)
 
 
+# Shares of the training at which `curves` reads a curve.
+SHARES = (0.25, 0.5, 0.75, 1.0)
+
+
+def curves(campaign: str, prefix: str = "seed") -> list[str]:
+    """Compare the learning curves of algorithms, as means and ranges over the seeds.
+
+    Args:
+        campaign: The name of the campaign.
+        prefix: The start of the names of the slices to show, which differ only in their seed.
+    """
+    found: dict[str, list[Sequence[Sequence[float]]]] = {}
+    for name, own in measurements(read(f"campaign_{campaign}")).items():
+        if name.startswith(prefix):
+            for algorithm, curve in own["curves"].items():
+                found.setdefault(algorithm, []).append(curve)
+    rows = []
+    for algorithm, seeds in found.items():
+        columns = zip(*map(at_shares, seeds), strict=True)
+        samples = f"{statistics.fmean(curve[-1][0] for curve in seeds):,.0f}"
+        rows.append([f"`{algorithm}`", *map(mean_and_range, columns), samples, str(len(seeds))])
+    shares = [f"after {share:.0%}" for share in SHARES]
+    return markdown(["algorithm", *shares, "samples", "seeds"], rows)
+
+
+def at_shares(curve: Sequence[Sequence[float]]) -> list[float]:
+    """Return the values of a curve after each of `SHARES` of its samples, by interpolation."""
+    samples, values = zip(*curve, strict=True)
+    return [float(np.interp(share * samples[-1], samples, values)) for share in SHARES]
+
+
 def tolerated(verdicts: Sequence[str]) -> str:
     """Return the largest lag up to which an objective is no worse, and the next verdict."""
     largest = "none shown"

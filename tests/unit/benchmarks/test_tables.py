@@ -220,6 +220,24 @@ def test_a_printed_menu_has_the_price_of_open_verdicts_only(monkeypatch: pytest.
     assert worst[4:] == ["worse", "3", "-", "-"]
 
 
+def test_curves_of_seeds_are_compared_at_shares_of_their_samples(monkeypatch: pytest.MonkeyPatch):
+    first = [[0.0, 0.0], [100.0, 1.0], [200.0, 3.0]]  # 0.5, 1, 2 and 3 at the shares
+    second = [[0.0, 1.0], [400.0, 5.0]]  # 2, 3, 4 and 5
+    slices = {
+        "pole_seed0": {"curves": {"grpo": first, "rllib_ppo": first}},
+        "pole_seed1": {"curves": {"grpo": second}},
+        "arm_seed0": {"curves": {"grpo": first}},
+    }
+    stored = {"planned": list(slices), "finished": 3, **slices}
+    monkeypatch.setattr(tables, "read", {"campaign_control": stored}.__getitem__)
+    grpo, ppo = tables.curves("control", "pole")[2:]
+    assert grpo == (
+        "| `grpo` | 1.250 (0.500-2.000) | 2.000 (1.000-3.000) | 3.000 (2.000-4.000) "
+        "| 4.000 (3.000-5.000) | 300 | 2 |"
+    )
+    assert ppo == "| `rllib_ppo` | 0.500 | 1.000 | 2.000 | 3.000 | 200 | 1 |"
+
+
 def test_a_verdict_uses_the_differences_of_the_seeds(monkeypatch: pytest.MonkeyPatch):
     arms = {"base": {"against": [0.0] * 3}, "arm": {"against": [0.10, 0.11, 0.09]}}
     monkeypatch.setattr(tables, "read", lambda name: {"arms": arms})
