@@ -57,7 +57,7 @@ CONSEQUENCES_NOTE = (
     "sample size: computed from the importance weights of a gradient step, as a share of the "
     "step's responses. Discarded: the share of the requested groups that were dropped. Clipped: "
     "the share of the tokens whose ratios were clipped. Weights bounded: the share of the tokens "
-    "whose importance weights were bounded."
+    "whose importance weights were cut to a bound or set to 0."
 )
 
 

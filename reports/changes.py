@@ -276,7 +276,8 @@ class Change:
         """Yield a short form of each sentence: `responses became shorter, -68%`."""
         for said, moved, doubt in self._found():
             change = self.quantity.shown_change(list(moved.values()))
-            yield f"{said}, {change}{self._among(moved)}{doubt}"
+            median = " (median)" if len(moved) > 1 else ""
+            yield f"{said}, {change}{median}{self._among(moved)}{doubt}"
 
     def _among(self, moved: Collection[int]) -> str:
         """Name the trials in which the quantity moved: ` in seeds 0 and 2`; empty for one trial.

@@ -333,6 +333,8 @@ def _read_trial(
         # A trial that copies another trial takes over that trial's settings, including the seed.
         first, latest = stretches[0].config, stretches[-1].config
         config = replace(latest, arm=first.arm, seed=first.seed)
+        used = [f"{problem}; the settings were read from result.json" for problem in unreadable]
+        own[: len(unreadable)] = used
     else:
         try:
             if unreadable:

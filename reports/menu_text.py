@@ -6,6 +6,7 @@ import os
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import command_line
@@ -34,6 +35,7 @@ from reports.menu import (
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
 from reports.summary import COUNTED, MARK, Comparison
+from reports.verdicts import fastest
 
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
@@ -93,7 +95,14 @@ def menu_or_reason(
 def paragraph(menu: Menu) -> list[str]:
     """Return the sentences that answer whether an arm can replace the baseline."""
     said = []
-    if _all_disturbed(menu):
+    speeds = {
+        row.arm: row.speed
+        for row in menu.others
+        if row.speed is not None and len(row.speed.seeds) > 1
+    }
+    if speeds:
+        said.append(fastest(speeds, menu.baseline.arm))
+    elif _all_disturbed(menu):
         said.append(
             "Speeds cannot be compared, because other processes used too much of the machine. To "
             "compare them, run the next experiment on an idle machine."
@@ -267,14 +276,16 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     if experiment.own_tuner:
         return [f"{told} To run these seeds: {_in_own_tuner(menu, most)}."]
     run = _arms_to_run(menu)
-    repeated = [row.arm for row in run if row.arm not in needed and _is_clear(row)]
+    repeated = _repeated(menu)
     also = f", also of {joined(repeated)} to check the difference in reward" if repeated else ""
     told += f" The following command runs {plural(most, 'seed')} of each of its arms{also}."
-    price = price_of([row.seed for row in (menu.baseline, *run)], most)
+    price = _price_to_decide(menu)
     together = experiment.description.get("max_concurrent")
     if price is not None:
         told += f" One after another, its trials would take {_cost(price)}."
-        told += f" It runs {together} at a time." if together not in (None, 1) else ""
+    if price is not None and isinstance(together, int) and together > 1:
+        overlapped = replace(price, minutes=price.minutes / together)
+        told += f" It runs {together} at a time, so expect about {_time(overlapped)}."
     storage = "" if _in_default_storage(menu) else " (add --storage, as for this experiment)"
     return [f"{told} To run the new experiment{storage}:\n{_new_experiment(menu, run, most)}"]
 
@@ -406,7 +417,7 @@ def menu_data(menu: Menu) -> dict[str, Any]:
         "alpha": ALPHA,
         "status": menu.status,
         "arms": {row.arm: _row_data(row) for row in menu.rows},
-        "price": _price_data(menu.price),
+        "price": _price_data(_price_to_decide(menu)),
         "audit": {arm: audit.audit_data(own) for arm, own in menu.audits.items()},
         "answer": paragraph(menu),
     }
@@ -472,25 +483,25 @@ def _prices(menu: Menu) -> list[str]:
     ]
     near = [arm for arm, seeds in undecided if seeds is not None]
     far = [
-        f"{row.arm} ({_from_margin(row.judgement.difference + menu.margin)})"
+        # From the rounded difference, which the table shows.
+        f"{row.arm} ({_from_margin(round(row.judgement.difference, 3) + menu.margin)})"
         for row in menu.others
         if row.judgement is not None and (row.arm, None) in undecided
     ]
-    said, price = [], menu.price
-    if not (menu.design.may_grow or menu.experiment.own_tuner) and near:
-        run = [menu.baseline, *_arms_to_run(menu)]
-        price = price_of([row.seed for row in run], max(_seeds_needed(menu).values()))
+    said, price = [], _price_to_decide(menu)
     if near and price is not None:
         # “Them” refers to the arms that the sentence “Undecided: …” names.
         named = joined(near) if far or len(near) == 1 else "them"
         cost = _cost(price)
         takes = f"{cost} more" if menu.design.may_grow else f"a new experiment of {cost}"
-        said.append(f"Deciding {named} would probably take {takes}.")
+        also = _repeated(menu) if _is_for_new_experiment(menu) else []
+        repeats = f", which also repeats {joined(also)}" if also else ""
+        said.append(f"Deciding {named} would probably take {takes}{repeats}.")
     if far:
         arms = "it" if len(far) == 1 else "them"
         said.append(
             f"{joined(far)} would probably need more than {_most(menu)} seeds. To decide {arms}, "
-            "accept a larger margin in a new experiment."
+            "choose a margin further from the reward difference in a new experiment."
         )
     if any(map(_is_single, menu.others)):
         said.append("One seed gives no verdict.")
@@ -507,6 +518,30 @@ def _without_verdict(menu: Menu) -> list[str]:
         for row in menu.others
         if row.verdict == NO_VERDICT
     ]
+
+
+def _is_for_new_experiment(menu: Menu) -> bool:
+    """Return True if more seeds need a new experiment, for which the notes have a command."""
+    own_tuner = menu.experiment.own_tuner
+    return not menu.design.may_grow and not own_tuner and bool(_seeds_needed(menu))
+
+
+def _price_to_decide(menu: Menu) -> Price | None:
+    """Return the price of deciding the arms whose number of missing seeds is known.
+
+    If more seeds need a new experiment, this is the price of the command in the notes.
+    """
+    if not _is_for_new_experiment(menu):
+        return menu.price
+    costs = [row.seed for row in (menu.baseline, *_arms_to_run(menu))]
+    return price_of(costs, max(_seeds_needed(menu).values()))
+
+
+def _repeated(menu: Menu) -> list[str]:
+    """Return the arms that the command in the notes runs only to check their clear difference."""
+    needed = _seeds_needed(menu)
+    run = _arms_to_run(menu)
+    return [row.arm for row in run if row.arm not in needed and _is_clear(row)]
 
 
 def _most(menu: Menu) -> int:
@@ -547,7 +582,7 @@ def _said_of_noise(menu: Menu, noise: Mapping[str, Noise]) -> list[str]:
         least, most = (f"{of(costs[told]):.0%}" for of in (min, max))
         cost = least if least == most else f"{least} to {most}"
         text = told.format(cost=cost)
-        whose = f"Less noise of {joined(arms)}: "
+        whose = f"To reduce the noise of {joined(arms)}: "
         said.append(text if len(noise) == 1 else f"{whose}{text[0].lower()}{text[1:]}")
     return said
 
@@ -595,13 +630,13 @@ def _less_noise(noise: Noise) -> str:
     if cost > 1:
         return "For the same precision, more seeds cost less than more prompts."
     how = (
-        f"{MORE_PROMPTS} times as many prompts (eval.final_prompts), if the task holds out so many,"
+        f"{MORE_PROMPTS} times as many prompts, if the task holds out so many,"
         if noise.held_out is None
-        else f"{more} prompts instead of {noise.prompts} (eval.final_prompts={more})"
+        else f"{more} prompts instead of {noise.prompts}"
     )
     return (
-        f"For the same precision, {how} cost {{cost}} of what more seeds would cost, and fewer "
-        "seeds are needed."
+        f"For the same precision, {how} cost {{cost}} of what more seeds would cost. To do this in "
+        f"a new experiment, set eval.final_prompts={more} and run fewer seeds."
     )
 
 

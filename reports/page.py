@@ -392,6 +392,16 @@ def _told_section(
             " The menu's bounds are computed differently (one-sided, corrected for the number of "
             "arms, over seeds only), so they can disagree with these intervals. Decide by the menu."
         )
+    widths = ""
+    contrasts = [
+        own for pair in pairs for quantity in pair.quantities for own in quantity.contrasts.values()
+    ]
+    if any(len(own.seeds) > 1 for own in contrasts):
+        widths = (
+            " The interval of a difference in reward is narrow if the seeds agree about as well as "
+            "the noise of the evaluation allows. Otherwise it is wide, because a few seeds show "
+            "little about their own spread."
+        )
     every = ""
     if len(pairs) > 1:  # a single pair is already in the list above
         every = (
@@ -404,7 +414,7 @@ def _told_section(
         "<p>A difference is clear if its 95% interval excludes the value that two equal arms would "
         "have: 1 for a ratio, 0 for a difference in reward. “No clear difference” does not mean "
         "that two arms are equal. It means that these runs cannot show which arm is better."
-        f"{bounds}</p>\n"
+        f"{widths}{bounds}</p>\n"
         f"{html_list(told)}{every}</section>"
     )
 

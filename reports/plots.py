@@ -413,6 +413,11 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         if any(trial.pace is not None and trial.pace.disturbed for trial in trials)
         else ""
     )
+    overlap = (
+        " In the first and the last rounds of an arm with a lag, stages do not overlap."
+        if any(trial.config.lag and trial.config.lag_mode != "exact" for trial in trials)
+        else ""
+    )
     exact = (
         " With an exact lag of L, round 1 samples L + 1 batches, and the last L rounds sample none."
         if comparison.exact_lags
@@ -430,8 +435,9 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="stages",
             title="Seconds for 100 responses, by stage",
             look=f"{_beware(comparison)}The median time of each stage. The longest stage is the "
-            "one to speed up. The vertical tick marks the total time for 100 responses, excluding "
-            "evaluation. The eval segment therefore extends beyond the tick. If other segments "
+            "one to speed up. The vertical tick marks the median total time for 100 responses, "
+            "excluding evaluation. It can differ from the mean speed in the tables, most of all in "
+            "a short run. The eval segment therefore extends beyond the tick. If other segments "
             "also extend far beyond the tick, stages overlap. Ignore a small excess: each time is "
             f"a separate median over the rounds. {waits}. "
             "Checkpoints are written between rounds, so only the table of arms shows their time.",
@@ -445,7 +451,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Seconds of each round, by stage",
             look=f"{_beware(comparison)}One panel per arm, with the medians over its trials. "
             "Layers other than eval should be steady. If one grows or spikes, look at the trace of "
-            f"that round.{spikes}{exact}",
+            f"that round.{overlap}{spikes}{exact}",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",
@@ -525,7 +531,8 @@ def _drift(arms: Arms) -> list[Plot]:
             name="frontier",
             title="Reward against drift",
             look="The trade-off between reward and distance from the reference. Each point is an "
-            f"evaluation.{comparable}{better}{_not_joined(arms, frontier)} The KL is never "
+            "evaluation, at the KL of its round. (The tables show the mean KL of several rounds.)"
+            f"{comparable}{better}{_not_joined(arms, frontier)} The KL is never "
             "negative, but its estimate can be: a point far below 0 means that the policy has "
             "moved far from the weights that sampled.",
             x_label="KL to the reference, nats per response",

@@ -219,21 +219,30 @@ def _about_speed(speed: Quantity, comparison: Comparison) -> list[str]:
     if comparison.has_exact_lag:
         return comparison.about_exact_lag
     base = comparison.baseline
-    faster = [(own.value, arm) for arm, own in speed.contrasts.items() if _clear(own, more=True)]
-    if faster:
-        value, arm = max(faster)
-        interval = speed.contrasts[arm].shown_interval(speed.form)
-        counted = ", disturbed rounds included" if speed.contrasts[arm].counted_disturbed else ""
-        times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
-        figures = f"{LEVEL:.0%} interval: {interval}{counted}"
-        said = f"The fastest arm is {arm}, with {times} ({figures})."
-    elif speed.contrasts:
-        said = f"No arm is clearly faster than {base}."
+    if speed.contrasts:
+        said = fastest(speed.contrasts, base)
     elif speed.not_comparable:
         said = _all_disturbed(comparison)
     else:
         said = f"No arm's speed can be compared with the speed of {base}."
     return [said, *comparison.about_exact_lag]
+
+
+def fastest(speeds: Mapping[str, Contrast], base: str | None) -> str:
+    """Return a sentence that names the fastest arm.
+
+    Args:
+        speeds: The comparisons with the baseline in samples per second, by arm.
+        base: The baseline.
+    """
+    faster = [(own.value, arm) for arm, own in speeds.items() if _clear(own, more=True)]
+    if not faster:
+        return f"No arm is clearly faster than {base}."
+    value, arm = max(faster)
+    times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
+    interval = f"{LEVEL:.0%} interval: {speeds[arm].shown_interval('{:.2f}x')}"
+    counted = ", disturbed rounds included" if speeds[arm].counted_disturbed else ""
+    return f"The fastest arm is {arm}, with {times} ({interval}{counted})."
 
 
 def _all_disturbed(comparison: Comparison) -> str:

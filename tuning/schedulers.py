@@ -178,9 +178,17 @@ def within_bounds(bounds: Bounds, config: dict[str, Any]) -> dict[str, Any]:
 
     Tune multiplies a value by 0.8 or 1.2 with each clone, so without bounds the value can become
     invalid.
+
+    Raises:
+        ValueError: If a key is not a setting of the trial, or if its bounds are in the wrong order.
     """
+    settings = flatten(config)
     for key, (low, high) in bounds.items():
-        set_dotted(config, key, min(max(flatten(config)[key], low), high))
+        if key not in settings:
+            raise ValueError(f"within_bounds: {key} is not in the trial's config")
+        if low > high:
+            raise ValueError(f"within_bounds: {key}: the minimum {low} is above the maximum {high}")
+        set_dotted(config, key, min(max(settings[key], low), high))
     return config
 
 

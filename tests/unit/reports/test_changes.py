@@ -304,8 +304,8 @@ def test_the_largest_change_comes_first_and_its_trial_is_shown(experiment, few_a
 
     assert most_moved(found["async_k1"]) == 1
     assert [line for line in moved_in(found) if "_k1: " in line] == [
-        "async_k1: responses became shorter, -60% in seeds 1 and 2; the initial policy finds the "
-        "text less likely (reference NLL), +0.40 in all 3 seeds",
+        "async_k1: responses became shorter, -60% (median) in seeds 1 and 2; the initial policy "
+        "finds the text less likely (reference NLL), +0.40 (median) in all 3 seeds",
         "colocated_k1: responses became shorter, -30%",
     ]
 
@@ -348,7 +348,7 @@ def test_a_change_measured_on_a_sample_must_exceed_its_threshold_by_two_standard
     assert moved_in({"a": [unsure]}) == ["no quantity moved by more than its threshold"]
     assert moved_in({"a": [unsure], "b": [several]}) == [
         f"b: {rose}, +0.40 in seed 0",
-        f"a: {rose}, +0.40 in both seeds (within 2 standard errors of the threshold)",
+        f"a: {rose}, +0.40 (median) in both seeds (within 2 standard errors of the threshold)",
     ]
     (sentence,) = unsure.sentences()
     assert sentence.endswith(" in both seeds (within 2 standard errors of the threshold)")
@@ -414,7 +414,9 @@ def test_trials_with_equal_seeds_are_judged_one_by_one_and_named(experiment, few
     assert (change.kind, change.names, change.moved) == ("trial", names, True)
     trials = {"kind": "trial", "names": ["t_0", "t_1", "t_2", "t_3"]}
     of_four = changed(quantity=LENGTH, before=[20] * 4, after=[5, 20, 5, 5], **trials)
-    assert list(of_four.in_short()) == ["responses became shorter, -75% in trials t_0, t_2 and t_3"]
+    assert list(of_four.in_short()) == [
+        "responses became shorter, -75% (median) in trials t_0, t_2 and t_3"
+    ]
 
 
 def test_two_rounds_of_eight_responses_raise_no_alarm_by_chance(experiment):

@@ -17,7 +17,7 @@ from reports.experiment import read_experiment
 from reports.margin_tests import NO_WORSE, UNDECIDED
 from reports.markup import escaped
 from reports.menu import Menu, MenuError, MenuRow, VerdictOptions, menu_of
-from reports.menu_text import menu_or_reason, notes, paragraph, rows, shown, table
+from reports.menu_text import menu_data, menu_or_reason, notes, paragraph, rows, shown, table
 from reports.page import _menu_section
 from reports.parquet_reader import read_files
 from reports.report import write_report
@@ -234,8 +234,9 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert "Noise of sync: nearly all of the variance between seeds comes from the evalu" in said
     # How many prompts the task holds out is not known here, so no number is advised.
     assert (
-        "For the same precision, 4 times as many prompts (eval.final_prompts), if the task holds "
-        "out so many, cost 40% of what more seeds would cost, and fewer seeds are needed."
+        "For the same precision, 4 times as many prompts, if the task holds out so many, cost 40% "
+        "of what more seeds would cost. To do this in a new experiment, set eval.final_prompts=8 "
+        "and run fewer seeds."
     ) in said
 
 
@@ -243,14 +244,9 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     ("held_out", "said"),
     [
         # 1.5 times as many prompts cost 1.1 times as much per seed.
-        (
-            3,
-            "3 prompts instead of 2 (eval.final_prompts=3) cost 73% of what more seeds would cost",
-        ),
-        (
-            100,
-            "8 prompts instead of 2 (eval.final_prompts=8) cost 40% of what more seeds would cost",
-        ),
+        (3, "3 prompts instead of 2 cost 73% of what more seeds would cost"),
+        (3, "set eval.final_prompts=3 and run fewer seeds"),
+        (100, "8 prompts instead of 2 cost 40% of what more seeds would cost"),
         (2, "The last evaluation already has all 2 held-out prompts: raise eval.samples"),
         ("2", "if the task holds out so many"),
     ],
@@ -277,7 +273,7 @@ def test_the_command_of_a_new_experiment_is_complete(tmp_path, monkeypatch):
     (note,) = (text for text in notes(menu(directory)) if "To run the new experiment" in text)
     prose, _, line = note.partition("\n")
     assert "seeds of each of its arms. One after another, its trials would take " in prose
-    assert " It runs 2 at a time. To run " in prose
+    assert " It runs 2 at a time, so expect about 1 min. To run " in prose
     assert prose.endswith("To run the new experiment (add --storage, as for this experiment):")
     monkeypatch.setattr(menu_text, "STORAGE", str(tmp_path))
     assert notes(menu(directory))[-1].endswith(f"To run the new experiment:\n{line}")
@@ -357,7 +353,7 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
     write_arm(directory, THIRD, 2.0, [(0.7, 0.7), (0.3, 0.3), (0.5, 0.4)], eval_s=2.5)
     found = menu(directory)
     assert {row.verdict for row in found.others} == {UNDECIDED}
-    clear = [text for text in paragraph(found) if "clearly" in text]
+    clear = [text for text in paragraph(found) if "clearly below" in text]
     assert clear == [
         f"By the report's list “Which arms differ”, {OTHER} (-0.100) and async_k4 (-0.100) are "
         f"clearly below {BASE} in reward, but the stricter bounds of the menu do not show whether "
@@ -393,11 +389,11 @@ def test_arms_with_the_same_advice_on_noise_share_a_note(directory):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
     write_arm(directory, THIRD, 2.0, [(0.5, 0.7), (0.5, 0.3), (0.5, 0.5)])
-    (note,) = (text for text in notes(menu(directory)) if text.startswith("Less noise of "))
+    (note,) = (text for text in notes(menu(directory)) if text.startswith("To reduce the noise"))
     assert note == (
-        "Less noise of sync and async_k1: for the same precision, 4 times as many prompts "
-        "(eval.final_prompts), if the task holds out so many, cost 33% to 40% of what more seeds "
-        "would cost, and fewer seeds are needed."
+        "To reduce the noise of sync and async_k1: for the same precision, 4 times as many "
+        "prompts, if the task holds out so many, cost 33% to 40% of what more seeds would cost. To "
+        "do this in a new experiment, set eval.final_prompts=8 and run fewer seeds."
     )
 
 
@@ -407,7 +403,28 @@ def test_one_seed_is_not_clearly_better_or_worse(directory):
     (row,) = menu(directory, max_seeds=20).others
     assert row.reward is not None
     assert row.reward.told_apart
-    assert not any(" is clearly " in text for text in paragraph(menu(directory, max_seeds=20)))
+    said = " ".join(paragraph(menu(directory, max_seeds=20)))
+    assert "clearly" not in said
+
+
+def test_the_fastest_arm_is_named_first(directory):
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
+    write_arm(directory, OTHER, 1.0, [(0.5, 0.5)] * 3)
+    write_arm(directory, THIRD, 1.9, [(0.5, 0.5)] * 3)
+    first, *_ = paragraph(menu(directory))
+    assert first.startswith(
+        f"The fastest arm is {OTHER}, with 2.00 times as many samples per second as {BASE} (95% "
+    )
+
+
+def test_the_price_in_the_data_is_that_of_the_new_experiment(directory):
+    write_arm(directory, BASE, 12.0, [(0.5, 0.5)] * 3)
+    write_arm(directory, OTHER, 24.0, [(0.6, 0.6), (0.5, 0.5), (0.4, 0.4)])
+    found = menu(directory)
+    (row,) = found.others
+    assert row.judgement is not None
+    # A trial of each arm takes 1 minute and 2 minutes.
+    assert menu_data(found)["price"]["minutes"] == pytest.approx(3 * row.judgement.seeds_needed)
 
 
 def test_the_price_counts_the_trials_of_the_baseline_once(directory):

@@ -761,6 +761,18 @@ def test_pbt_explores_within_its_bounds():
     }
 
 
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        ({"optim.lrr": (1e-5, 1e-3)}, "optim.lrr is not in the trial's config"),
+        ({"optim.lr": (1e-3, 1e-5)}, "optim.lr: the minimum 0.001 is above the maximum 1e-05"),
+    ],
+)
+def test_bounds_that_cannot_be_kept_are_refused(bounds: dict[str, tuple[float, float]], told: str):
+    with pytest.raises(ValueError, match=f"^within_bounds: {told}$"):
+        within_bounds(bounds, {"optim": {"lr": 2e-3}})
+
+
 def test_pbt_varies_what_the_loss_reads_around_its_default():
     def bounds(**loss):
         return pbt_bounds(GRPOConfig.from_dict({"loss": loss}))
