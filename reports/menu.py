@@ -65,6 +65,7 @@ class Price:
 
     minutes: float
     device_hours: float
+    disturbed: bool  # True if other processes slowed trials that the price is computed from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ class SeedCost:
     seconds: float  # including evaluation and checkpoints
     last_eval_s: float  # seconds of the last evaluation
     devices: float
+    disturbed: bool  # True if other processes disturbed a trial too much to compare its speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -506,7 +508,8 @@ def _seed_cost(trials: Sequence[TrialRecord]) -> SeedCost | None:
         return None
     devices = resources.devices(trials[0].config)
     last = [trial.last("time/eval_s") or 0.0 for trial in trials]
-    return SeedCost(statistics.median(seconds), statistics.median(last), devices)
+    disturbed = any(trial.pace is not None and not trial.pace.comparable for trial in trials)
+    return SeedCost(statistics.median(seconds), statistics.median(last), devices, disturbed)
 
 
 def price_of(costs: Sequence[SeedCost | None], seeds: int | None) -> Price | None:
@@ -520,6 +523,7 @@ def price_of(costs: Sequence[SeedCost | None], seeds: int | None) -> Price | Non
     return Price(
         minutes=seeds * sum(cost.seconds for cost in known) / 60,
         device_hours=seeds * sum(cost.seconds * cost.devices for cost in known) / 3600,
+        disturbed=any(cost.disturbed for cost in known),
     )
 
 
@@ -541,6 +545,7 @@ def _total_price(
     return Price(
         minutes=sum(part.minutes for part in priced),
         device_hours=sum(part.device_hours for part in priced),
+        disturbed=any(part.disturbed for part in priced),
     )
 
 

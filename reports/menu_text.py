@@ -286,6 +286,8 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     if price is not None and isinstance(together, int) and together > 1:
         overlapped = replace(price, minutes=price.minutes / together)
         told += f" It runs {together} at a time, so expect about {_time(overlapped)}."
+    if price is not None and price.disturbed:
+        told += " Other processes slowed the trials that these times come from."
     storage = "" if _in_default_storage(menu) else " (add --storage, as for this experiment)"
     return [f"{told} To run the new experiment{storage}:\n{_new_experiment(menu, run, most)}"]
 
@@ -691,7 +693,8 @@ def _to_decide(menu: Menu, row: MenuRow, own: Judgement) -> str:
 
 
 def _cost(price: Price) -> str:
-    return f"{_time(price)} and {price.device_hours:.2g} device-hours"
+    most = "at most " if price.disturbed else ""
+    return f"{most}{_time(price)} and {price.device_hours:.2g} device-hours"
 
 
 def _time(price: Price) -> str:

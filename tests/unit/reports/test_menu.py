@@ -527,6 +527,17 @@ def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
     assert shown(menu(directory))[0] == ("arm", "reward difference", "verdict", "seeds")
 
 
+def test_a_price_says_if_other_processes_slowed_the_trials(directory):
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
+    write_arm(directory, OTHER, 2.0, [(0.6, 0.6), (0.5, 0.5), (0.4, 0.4)])
+    doubt = "Other processes slowed the trials that these times come from."
+    assert doubt not in " ".join(notes(menu(directory)))
+    assert "at most" not in " ".join(paragraph(menu(directory)))
+    spoil(directory, OTHER)
+    assert doubt in notes(menu(directory))[-1]
+    assert "a new experiment of at most" in " ".join(paragraph(menu(directory)))
+
+
 def test_only_an_undecided_arm_has_a_power_and_an_explanation_of_it(directory):
     write_arm(directory, BASE, 2.0, LOW)
     write_arm(directory, OTHER, 2.0, LOW)
