@@ -45,6 +45,7 @@ PARETO = "†"  # follows the name of an arm in the Pareto set
 # The costs of more prompts and of more seeds count as the same if their ratio differs from 1 by at
 # most this number.
 ALIKE = 0.1
+LITTLE = 0.05  # smaller shares of a variance do not count
 MAX_SEEDS = 20  # --max-seeds in a suggested command, unless there are already more seeds
 HEADER = (
     *("arm", "speed-up", "at equal cost", "reward difference", "verdict", "seeds"),
@@ -571,7 +572,11 @@ def _from_margin(difference: float) -> str:
 def _said_of_noise(menu: Menu, noise: Mapping[str, Noise]) -> list[str]:
     """Say where the noise of each arm comes from, and how to reduce it."""
     narrow = {arm: own for arm, own in noise.items() if own.seed_sd < own.evaluation_sd}
-    said = [_source_of_noise(arm, own) for arm, own in noise.items() if arm not in narrow]
+    sources: dict[str, list[str]] = {}
+    for arm, own in noise.items():
+        if arm not in narrow:
+            sources.setdefault(_source_of_noise(own), []).append(arm)
+    said = [f"Noise of {joined(arms)}: {told}." for told, arms in sources.items()]
     said += _too_narrow(narrow) if "to decide" in shown(menu)[0] else []
     advice: dict[str, list[str]] = {}
     costs: dict[str, list[float]] = {}
@@ -606,25 +611,34 @@ def _too_narrow(noise: Mapping[str, Noise]) -> list[str]:
     ]
 
 
-def _source_of_noise(arm: str, noise: Noise) -> str:
+def _source_of_noise(noise: Noise) -> str:
     share = noise.evaluation_share
-    part = "nearly all" if share > 0.95 else f"roughly {share:.0%}"
-    rest = "" if share > 0.95 else ", and only more seeds reduce the rest"
+    if share < LITTLE:
+        return (
+            "hardly any of the variance between seeds comes from the evaluation, so only more "
+            "seeds reduce it"
+        )
+    most = share > 1 - LITTLE
+    part = "nearly all" if most else f"roughly {share:.0%}"
+    rest = "" if most else ", and only more seeds reduce the rest"
     return (
-        f"Noise of {arm}: {part} of the variance between seeds comes from the evaluation "
-        f"(prompts and sampled responses){rest}."
+        f"{part} of the variance between seeds comes from the evaluation (prompts and sampled "
+        f"responses){rest}"
     )
 
 
 def _less_noise(noise: Noise) -> str:
     """Return the advice on less noise, in which `{cost}` stands for the relative cost.
 
-    The advice is empty if the times of the trials are unknown.
+    The advice is empty if only more seeds reduce the noise, or if the times of the trials are
+    unknown.
     """
     cost, more = noise.relative_cost, noise.more_prompts
+    if noise.evaluation_share < LITTLE:
+        return ""
     if more == noise.prompts:
-        also = "raise eval.samples, or " if noise.evaluation_share > 0.5 else ""
-        return f"The last evaluation already has all {more} held-out prompts: {also}run more seeds."
+        how = "Raise eval.samples or run" if noise.evaluation_share > 0.5 else "Run"
+        return f"{how} more seeds. The last evaluation already has all {more} held-out prompts."
     if cost is None:
         return ""
     if abs(cost - 1) <= ALIKE:
@@ -698,6 +712,8 @@ def _cost(price: Price) -> str:
 
 
 def _time(price: Price) -> str:
+    if price.minutes >= 120:
+        return f"{price.minutes / 60:.1f} h"
     return f"{price.minutes:.0f} min" if price.minutes >= 1 else f"{60 * price.minutes:.0f} s"
 
 
