@@ -119,7 +119,7 @@ def paragraph(menu: Menu) -> list[str]:
     ):
         arms = [_named(menu, row) for row in menu.others if row.verdict == verdict]
         said += [f"{opening}: {', '.join(arms)}."] if arms else []
-    undecided = [row.arm for row in menu.others if row.verdict == UNDECIDED]
+    undecided = [_with_difference(row) for row in menu.others if row.verdict == UNDECIDED]
     if undecided:
         said.append(f"Undecided: {', '.join(undecided)}.")
         said += _clear_but_undecided(menu)
@@ -132,11 +132,11 @@ def _clear_but_undecided(menu: Menu) -> list[str]:
     """Return the clear differences in reward of undecided arms, a sentence for each direction."""
     said = []
     for more, side in ((True, "above"), (False, "below")):
-        found = {
-            row.arm: f"{row.arm} ({written(row.reward.value, REWARD)})"
+        found = [
+            row.arm
             for row in menu.others
             if row.reward is not None and _is_clear(row) and row.reward.more is more
-        }
+        ]
         if not found:
             continue
         are, they = ("is", "it loses") if len(found) == 1 else ("are", "they lose")
@@ -146,7 +146,7 @@ def _clear_but_undecided(menu: Menu) -> list[str]:
             else f"do not show whether {they} more than {menu.margin:.3g}"
         )
         said.append(
-            f"By the report's list “Which arms differ”, {joined(list(found.values()))} {are} "
+            f"By the report's list “Which arms differ”, {joined(found)} {are} "
             f"clearly {side} {menu.baseline.arm} in reward, but the stricter bounds of the menu "
             f"{doubt}."
         )
@@ -457,6 +457,11 @@ def _named(menu: Menu, row: MenuRow) -> str:
     return f"{row.arm} ({'; '.join(figures)})"
 
 
+def _with_difference(row: MenuRow) -> str:
+    own = row.judgement
+    return row.arm if own is None else f"{row.arm} ({written(own.difference, REWARD)})"
+
+
 def _speeds(row: MenuRow) -> list[str]:
     """Return the clear differences in speed and cost, or the reasons why there are none."""
     if row.exact_lag:
@@ -498,7 +503,7 @@ def _prices(menu: Menu) -> list[str]:
         cost = _cost(price)
         takes = f"{cost} more" if menu.design.may_grow else f"a new experiment of {cost}"
         also = _repeated(menu) if _is_for_new_experiment(menu) else []
-        repeats = f", which also repeats {joined(also)}" if also else ""
+        repeats = f", which also repeats {joined(also)} to check the difference" if also else ""
         said.append(f"Deciding {named} would probably take {takes}{repeats}.")
     if far:
         arms = "it" if len(far) == 1 else "them"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from grpo_trainable.config import schedule
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.telemetry.metrics import SE
 from grpo_trainable.text import joined
 from reports.canvas import HEIGHT, Plot, Section, panel_rows
@@ -398,6 +398,10 @@ def _no_bar(comparison: Comparison, exact: Sequence[str] = ()) -> str:
     return f"Other processes on the machine disturbed {named}.{saves}"
 
 
+def _has_minibatches(config: GRPOConfig) -> bool:
+    return config.k > 1 and config.k_mode == "minibatches"
+
+
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     arms = _timed(arms, comparison)
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
@@ -411,6 +415,12 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     spikes = (
         " Other processes can also cause spikes."
         if any(trial.pace is not None and trial.pace.disturbed for trial in trials)
+        else ""
+    )
+    passes = (
+        " With k_mode=minibatches, the passes without gradients (reference) take longer at lag 0, "
+        "because they then include the policy before the round on all responses."
+        if len({trial.config.lag for trial in trials if _has_minibatches(trial.config)}) > 1
         else ""
     )
     overlap = (
@@ -439,7 +449,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             "excluding evaluation. It can differ from the mean speed in the tables, most of all in "
             "a short run. The eval segment therefore extends beyond the tick. If other segments "
             "also extend far beyond the tick, stages overlap. Ignore a small excess: each time is "
-            f"a separate median over the rounds. {waits}. "
+            f"a separate median over the rounds. {waits}.{passes} "
             "Checkpoints are written between rounds, so only the table of arms shows their time.",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",

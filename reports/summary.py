@@ -483,8 +483,8 @@ class Comparison:
                 found.setdefault(own[0].max_new_tokens, {})[arm] = share
         return [
             f"{', '.join(shares)}: rollout.max_new_tokens={limit} cut off "
-            f"{show(list(shares.values()), '{:.0%}')} of the responses in the last rounds. If the "
-            "reward needs the end of a response, raise this limit."
+            f"{show(list(shares.values()), '{:.0%}')} of the training responses in the last "
+            "rounds. If the reward needs the end of a response, raise this limit."
             for limit, shares in found.items()
         ]
 

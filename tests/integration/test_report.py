@@ -517,7 +517,7 @@ def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experime
     first, _, rest = page.words.partition("Comparison of the arms")
     moved = [
         "colocated_k1: responses became shorter, -69%.",
-        "async_k1: the token limit cuts off more responses, +20.0 points.",
+        "async_k1: the token limit cuts off more held-out responses, +20.0 points.",
     ]
     assert first.index(moved[0]) < first.index(moved[1])
     section = rest.partition("Side effects of training")[2]
@@ -527,7 +527,8 @@ def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experime
     )
     assert "sync: no quantity moved by more than its threshold." in section
     assert (
-        "async_k1: the token limit cuts off more responses, 0% → 20% (+20.0 points, threshold 10)."
+        "async_k1: the token limit cuts off more held-out responses, 0% → 20% (+20.0 points, "
+        "threshold 10)."
     ) in section
     for text in ("39.0 → 36.0", "± 25%", "± 0.3 nats per token", "distinct 3-grams"):
         assert text in section
@@ -671,7 +672,7 @@ def test_responses_that_are_cut_off_are_named_on_the_first_screen(experiment):
     write_trial(experiment, config(rounds=1), [row(1, response__truncated_fraction=1.0)])
     page, _ = write(experiment)
     first = page.words.partition("The arm")[0]
-    assert "cut off 100% of the responses in the last rounds" in first
+    assert "cut off 100% of the training responses in the last rounds" in first
 
 
 def test_trials_that_have_not_begun_are_counted_and_named(tmp_path):

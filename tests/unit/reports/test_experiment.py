@@ -826,8 +826,8 @@ def test_responses_that_are_cut_off_raise_a_warning(experiment, share, settings,
     write_trial(experiment, params, rows)
     text = " ".join(table(compare(read_experiment(experiment).trials)).split())
     warning = (
-        f"colocated_k1: rollout.max_new_tokens=40 cut off {share:.0%} of the responses in the last "
-        "rounds. If the reward needs the end of a response, raise this limit."
+        f"colocated_k1: rollout.max_new_tokens=40 cut off {share:.0%} of the training responses in "
+        "the last rounds. If the reward needs the end of a response, raise this limit."
     )
     assert (warning in text) is warned
 
@@ -838,7 +838,7 @@ def test_arms_with_one_limit_share_a_warning(experiment):
         write_trial(experiment, params, [row(1, response__truncated_fraction=share)])
     (warning,) = compare(read_experiment(experiment).trials).truncated()
     assert warning.startswith(
-        "colocated_k1, sync: rollout.max_new_tokens=40 cut off 98% (96% to 100%) of the responses"
+        "colocated_k1, sync: rollout.max_new_tokens=40 cut off 98% (96% to 100%) of the training "
     )
 
 

@@ -355,7 +355,7 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
     assert {row.verdict for row in found.others} == {UNDECIDED}
     clear = [text for text in paragraph(found) if "clearly below" in text]
     assert clear == [
-        f"By the report's list “Which arms differ”, {OTHER} (-0.100) and async_k4 (-0.100) are "
+        f"By the report's list “Which arms differ”, {OTHER} and async_k4 are "
         f"clearly below {BASE} in reward, but the stricter bounds of the menu do not show whether "
         "they lose more than 0.1."
     ]
