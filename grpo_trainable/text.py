@@ -49,11 +49,6 @@ def without_module(error: str) -> str:
     return re.sub(r"^(?:\w+\.)+(?=[A-Z]\w*(?:: |$))", "", error)
 
 
-def in_brief(error: str, length: int = 100) -> str:
-    """Return the beginning of an error that has been shown in full elsewhere."""
-    return error if len(error) <= length else f"{error[: length - 1].rstrip()}…"
-
-
 def did_you_mean(text: str, names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return `did you mean NAME?` with the names that begin with `text`, or the most similar name.
 

@@ -88,9 +88,11 @@ def menu_or_reason(
     if seeds < 2:
         return None, f"To see {which}, run at least {FIRST_LOOK} seeds, the same for every arm."
     parts = [*command_line.command("verdict"), str(place), "--margin", "0.03"]
+    condition = ""
     if needs_max_seeds(experiment):
         parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]
-    return None, f"To see {which}: {shlex.join(parts)}"
+        condition = ", if you chose a maximum number of seeds before the first look"
+    return None, f"To see {which}{condition}: {shlex.join(parts)}"
 
 
 def paragraph(menu: Menu) -> list[str]:

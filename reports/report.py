@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_trainable.text import in_brief
 from reports import experiment_files
 from reports.answers import answer
 from reports.audit import audit_arms
@@ -114,8 +113,7 @@ def _why_no_row(trials: Sequence[TrialRecord], damaged: Sequence[str]) -> str:
     """Return the reason why no trial of an experiment has a row."""
     if trials and all(trial.failed for trial in trials):
         first = trials[0]
-        told = in_brief(first.error or "")
-        return f"every trial failed before its first round ended; {first.label}: {told}"
+        return f"every trial failed before its first round ended; {first.label}: {first.error}"
     why = f" ({damaged[0]})" if damaged else ""
     return f"no trial has finished a round yet{why}"
 
