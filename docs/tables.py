@@ -435,7 +435,8 @@ def slices(campaign: str, *columns: str) -> list[str]:
 
     Args:
         campaign: The name of the campaign.
-        columns: Names of further columns of the search space.
+        columns: Names of further columns of the search space. A cell is empty if the arm has no
+            such figure.
     """
     rows, titles = [], list(columns)
     for name, own in measurements(read(f"campaign_{campaign}")).items():
@@ -443,7 +444,8 @@ def slices(campaign: str, *columns: str) -> list[str]:
         for arm, values in own["arms"].items():
             is_base = arm == own["menu"]["baseline"]
             differs = ("", "baseline") if is_base else verdict(own["menu"]["arms"][arm])
-            figures = (mean_and_range(values[column]) for column in ("reward", *columns))
+            known = ([v for v in values[c] if v is not None] for c in ("reward", *columns))
+            figures = (mean_and_range(own) if own else "" for own in known)
             rows.append([name, f"`{arm}`", *differs, *figures])
     header = ["slice", "arm", "difference in reward", "verdict", "held-out reward", *titles]
     return markdown(header, rows)
