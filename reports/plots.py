@@ -316,7 +316,8 @@ def _costs(comparison: Comparison) -> list[Plot]:
         "arm has no GPU, the cost is wall-clock time × the CPUs that its actors reserve. A shorter "
         "bar means lower cost. The bar is the median over the trials, and the whisker reaches from "
         "the lowest to the highest trial. Trials that other processes disturbed too much are "
-        "left out. Compare only arms that trained on the same number of samples.",
+        "left out, but single disturbed rounds make a bar longer. Compare only arms that trained on "
+        "the same number of samples.",
         unit="device-hours",
         form="{:.3g}",
         line=None,

@@ -334,7 +334,7 @@ class Comparison:
         how = " Speed-ups are geometric means over the seeds, with their 95% intervals."
         less = (
             " Speeds and costs leave out trials that other processes disturbed. Samples/s also "
-            "leaves out disturbed rounds. "
+            "leaves out disturbed rounds, but wall-clock time and device-hours include them. "
             f"{MARK}: too few trials are left, so totals cover all trials and are not comparable."
             if self._disturbed()
             else ""
