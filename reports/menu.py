@@ -65,7 +65,7 @@ class Price:
 
     minutes: float
     device_hours: float
-    disturbed: bool  # True if other processes slowed trials that the price is computed from
+    disturbed: bool  # True if other processes slowed some of the trials that it comes from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class SeedCost:
     seconds: float  # including evaluation and checkpoints
     last_eval_s: float  # seconds of the last evaluation
     devices: float
-    disturbed: bool  # True if other processes disturbed a trial too much to compare its speed
+    disturbed: bool  # True if other processes disturbed rounds of at least half of the trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -508,8 +508,10 @@ def _seed_cost(trials: Sequence[TrialRecord]) -> SeedCost | None:
         return None
     devices = resources.devices(trials[0].config)
     last = [trial.last("time/eval_s") or 0.0 for trial in trials]
-    disturbed = any(trial.pace is not None and not trial.pace.comparable for trial in trials)
-    return SeedCost(statistics.median(seconds), statistics.median(last), devices, disturbed)
+    slowed = sum(trial.pace is not None and trial.pace.disturbed > 0 for trial in trials)
+    return SeedCost(
+        statistics.median(seconds), statistics.median(last), devices, 2 * slowed >= len(trials)
+    )
 
 
 def price_of(costs: Sequence[SeedCost | None], seeds: int | None) -> Price | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import textwrap
@@ -88,28 +89,25 @@ def menu_or_reason(
     if seeds < 2:
         return None, f"To see {which}, run at least {FIRST_LOOK} seeds, the same for every arm."
     parts = [*command_line.command("verdict"), str(place), "--margin", "0.03"]
-    condition = ""
-    if needs_max_seeds(experiment):
-        parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]
-        condition = ", if you chose a maximum number of seeds before the first look"
-    return None, f"To see {which}{condition}: {shlex.join(parts)}"
+    if not needs_max_seeds(experiment):
+        return None, f"To see {which}: {shlex.join(parts)}"
+    parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]
+    return None, (
+        f"To see {which}, give the maximum number of seeds that you chose before the first look, "
+        f"for example: {shlex.join(parts)}"
+    )
 
 
 def paragraph(menu: Menu) -> list[str]:
     """Return the sentences that answer whether an arm can replace the baseline."""
     said = []
-    speeds = {
-        row.arm: row.speed
-        for row in menu.others
-        if row.speed is not None and len(row.speed.seeds) > 1
-    }
-    if speeds:
-        said.append(fastest(speeds, menu.baseline.arm))
-    elif _all_disturbed(menu):
+    if _all_disturbed(menu):
         said.append(
             "Speeds cannot be compared, because other processes used too much of the machine. To "
             "compare them, run the next experiment on an idle machine."
         )
+    else:
+        said += _fastest(menu)
     said.append(
         f"Can another arm replace {menu.baseline.arm} if a loss of up to {menu.margin:.3g} in "
         f"held-out reward{_relative(menu)} is acceptable?"
@@ -128,6 +126,20 @@ def paragraph(menu: Menu) -> list[str]:
         said += _prices(menu)
     said += _without_verdict(menu)
     return [*said, *menu.about_exact_lag]
+
+
+def _fastest(menu: Menu) -> list[str]:
+    """Name the fastest arm; empty if it is unknown whether an arm is faster than the baseline."""
+    timed = [row for row in menu.others if not row.exact_lag and not row.faults]
+    speeds = {
+        row.arm: row.speed
+        for row in timed
+        if row.speed is not None and not row.speed.counted_disturbed
+    }
+    is_faster = any(own.told_apart and own.more for own in speeds.values())
+    if not speeds or (len(speeds) < len(timed) and not is_faster):
+        return []
+    return [fastest(speeds, menu.baseline.arm)]
 
 
 def _clear_but_undecided(menu: Menu) -> list[str]:
@@ -287,10 +299,12 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
     if price is not None:
         told += f" One after another, its trials would take {_cost(price)}."
     if price is not None and isinstance(together, int) and together > 1:
-        overlapped = replace(price, minutes=price.minutes / together)
+        trials = most * (1 + len(run))
+        waves = math.ceil(trials / together)
+        overlapped = replace(price, minutes=price.minutes * waves / trials)
         told += f" It runs {together} at a time, so expect about {_time(overlapped)}."
     if price is not None and price.disturbed:
-        told += " Other processes slowed the trials that these times come from."
+        told += " Other processes slowed some of the trials that these times come from."
     storage = "" if _in_default_storage(menu) else " (add --storage, as for this experiment)"
     return [f"{told} To run the new experiment{storage}:\n{_new_experiment(menu, run, most)}"]
 
@@ -504,14 +518,15 @@ def _prices(menu: Menu) -> list[str]:
         named = joined(near) if far or len(near) == 1 else "them"
         cost = _cost(price)
         takes = f"{cost} more" if menu.design.may_grow else f"a new experiment of {cost}"
-        also = _repeated(menu) if _is_for_new_experiment(menu) else []
+        also = [] if menu.design.may_grow or menu.experiment.own_tuner else _repeated(menu)
         repeats = f", which also repeats {joined(also)} to check the difference" if also else ""
         said.append(f"Deciding {named} would probably take {takes}{repeats}.")
     if far:
         arms = "it" if len(far) == 1 else "them"
         said.append(
             f"{joined(far)} would probably need more than {_most(menu)} seeds. To decide {arms}, "
-            "choose a margin further from the reward difference in a new experiment."
+            f"choose another margin in a new experiment: a larger one may show “{NO_WORSE}”, a "
+            f"smaller one “{WORSE}”."
         )
     if any(map(_is_single, menu.others)):
         said.append("One seed gives no verdict.")
@@ -530,21 +545,16 @@ def _without_verdict(menu: Menu) -> list[str]:
     ]
 
 
-def _is_for_new_experiment(menu: Menu) -> bool:
-    """Return True if more seeds need a new experiment, for which the notes have a command."""
-    own_tuner = menu.experiment.own_tuner
-    return not menu.design.may_grow and not own_tuner and bool(_seeds_needed(menu))
-
-
 def _price_to_decide(menu: Menu) -> Price | None:
     """Return the price of deciding the arms whose number of missing seeds is known.
 
-    If more seeds need a new experiment, this is the price of the command in the notes.
+    If more seeds need a new experiment, this is the price of the experiment that the notes advise.
     """
-    if not _is_for_new_experiment(menu):
+    needed = _seeds_needed(menu)
+    if menu.design.may_grow or not needed:
         return menu.price
     costs = [row.seed for row in (menu.baseline, *_arms_to_run(menu))]
-    return price_of(costs, max(_seeds_needed(menu).values()))
+    return price_of(costs, max(needed.values()))
 
 
 def _repeated(menu: Menu) -> list[str]:
@@ -596,7 +606,7 @@ def _said_of_noise(menu: Menu, noise: Mapping[str, Noise]) -> list[str]:
         least, most = (f"{of(costs[told]):.0%}" for of in (min, max))
         cost = least if least == most else f"{least} to {most}"
         text = told.format(cost=cost)
-        whose = f"To reduce the noise of {joined(arms)}: "
+        whose = f"To reduce the noise of {joined(arms)}, consider this: "
         said.append(text if len(noise) == 1 else f"{whose}{text[0].lower()}{text[1:]}")
     return said
 
@@ -653,7 +663,7 @@ def _less_noise(noise: Noise) -> str:
     if cost > 1:
         return "For the same precision, more seeds cost less than more prompts."
     how = (
-        f"{MORE_PROMPTS} times as many prompts, if the task holds out so many,"
+        f"{MORE_PROMPTS} times as many prompts, if the task holds out enough,"
         if noise.held_out is None
         else f"{more} prompts instead of {noise.prompts}"
     )

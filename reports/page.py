@@ -34,6 +34,7 @@ from reports.population import SAID
 from reports.records import ExperimentRecord, TrialRecord, count_stopped
 from reports.settings import settings_section
 from reports.summary import MARK, Comparison, ends
+from reports.verdicts import REWARD
 from search_spaces.columns import SHARES
 
 if TYPE_CHECKING:
@@ -393,10 +394,14 @@ def _told_section(
             "arms, over seeds only), so they can disagree with these intervals. Decide by the menu."
         )
     widths = ""
-    contrasts = [
-        own for pair in pairs for quantity in pair.quantities for own in quantity.contrasts.values()
+    rewards = [
+        own
+        for pair in pairs
+        for quantity in pair.quantities
+        if quantity.key == REWARD
+        for own in quantity.contrasts.values()
     ]
-    if any(len(own.seeds) > 1 for own in contrasts):
+    if any(own.interval is not None and len(own.seeds) > 1 for own in rewards):
         widths = (
             " The interval of a difference in reward is narrow if the seeds agree about as well as "
             "the noise of the evaluation allows. Otherwise it is wide, because a few seeds show "

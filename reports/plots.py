@@ -316,8 +316,8 @@ def _costs(comparison: Comparison) -> list[Plot]:
         "arm has no GPU, the cost is wall-clock time × the CPUs that its actors reserve. A shorter "
         "bar means lower cost. The bar is the median over the trials, and the whisker reaches from "
         "the lowest to the highest trial. Trials that other processes disturbed too much are "
-        "left out, but single disturbed rounds make a bar longer. Compare only arms that trained on "
-        "the same number of samples.",
+        "left out, but single disturbed rounds make a bar longer. Compare only arms that trained "
+        "on the same number of samples.",
         unit="device-hours",
         form="{:.3g}",
         line=None,
@@ -400,7 +400,10 @@ def _no_bar(comparison: Comparison, exact: Sequence[str] = ()) -> str:
 
 
 def _has_minibatches(config: GRPOConfig) -> bool:
-    return config.k > 1 and config.k_mode == "minibatches"
+    """Return True if the KL monitor sees a sample, and the loss does not need all responses."""
+    sampled = config.loss.kl_monitor and schedule.monitored_responses(config) is not None
+    several = config.k > 1 and config.k_mode == "minibatches"
+    return several and sampled and config.importance_cap is None
 
 
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
@@ -421,7 +424,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     passes = (
         " With k_mode=minibatches, the passes without gradients (reference) take longer at lag 0, "
         "because they then include the policy before the round on all responses."
-        if len({trial.config.lag for trial in trials if _has_minibatches(trial.config)}) > 1
+        if {trial.config.lag > 0 for trial in trials if _has_minibatches(trial.config)}
+        == {False, True}
         else ""
     )
     overlap = (
@@ -447,8 +451,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Seconds for 100 responses, by stage",
             look=f"{_beware(comparison)}The median time of each stage. The longest stage is the "
             "one to speed up. The vertical tick marks the median total time for 100 responses, "
-            "excluding evaluation. It can differ from the mean speed in the tables, most of all in "
-            "a short run. The eval segment therefore extends beyond the tick. If other segments "
+            "excluding evaluation. The eval segment therefore extends beyond the tick. In a short "
+            "run, this median can differ from the mean speed in the tables. If other segments "
             "also extend far beyond the tick, stages overlap. Ignore a small excess: each time is "
             f"a separate median over the rounds. {waits}.{passes} "
             "Checkpoints are written between rounds, so only the table of arms shows their time.",

@@ -370,9 +370,9 @@ def test_an_experiment_in_which_every_trial_failed_says_why(experiment):
         write_report(experiment)
 
 
-def test_a_long_error_of_every_trial_is_cut(experiment):
+def test_a_long_error_of_every_trial_is_shown_as_a_whole(experiment):
     write_trial(experiment, config("sync", 0), [], error=f"PluginError: {'x' * 300}")
-    with pytest.raises(ReportError, match=r"sync/0: PluginError: x{86}…$"):
+    with pytest.raises(ReportError, match=r"sync/0: PluginError: x{300}$"):
         write_report(experiment)
 
 
@@ -472,6 +472,17 @@ def test_of_a_failed_trial_that_was_restarted_only_the_new_trial_counts(tmp_path
         f"{second} failed after round 0 of 96: ActorFailed: a machine. It was started again as "
         f"{third}, and only the new trial counts",
     ]
+
+
+def test_settings_come_from_the_rows_if_params_json_is_missing(tmp_path):
+    name = "GRPO_34ba9_00001_1_seed=1_2026-11-28_13-40-07"
+    of_tune(tmp_path, name, config("sync", 1), [{**row(1), "config": config("sync", 1)}])
+    (tmp_path / name / "params.json").unlink()
+    (trial,) = read_experiment(tmp_path).trials
+
+    assert (trial.arm, trial.config.seed) == ("sync", 1)
+    told = f"{name}/params.json is missing; the settings were read from result.json"
+    assert trial.problems == [told]
 
 
 def test_a_trial_that_tune_begins_again_after_a_kill_counts_once(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -234,7 +235,7 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert "Noise of sync: nearly all of the variance between seeds comes from the evalu" in said
     # How many prompts the task holds out is not known here, so no number is advised.
     assert (
-        "For the same precision, 4 times as many prompts, if the task holds out so many, cost 40% "
+        "For the same precision, 4 times as many prompts, if the task holds out enough, cost 40% "
         "of what more seeds would cost. To do this in a new experiment, set eval.final_prompts=8 "
         "and run fewer seeds."
     ) in said
@@ -248,7 +249,7 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
         (3, "set eval.final_prompts=3 and run fewer seeds"),
         (100, "8 prompts instead of 2 cost 40% of what more seeds would cost"),
         (2, "Raise eval.samples or run more seeds. The last evaluation already has all 2"),
-        ("2", "if the task holds out so many"),
+        ("2", "if the task holds out enough"),
     ],
 )
 def test_advice_on_prompts_knows_how_many_the_task_holds_out(tmp_path, held_out, said):
@@ -391,9 +392,9 @@ def test_arms_with_the_same_advice_on_noise_share_a_note(directory):
     write_arm(directory, THIRD, 2.0, [(0.5, 0.7), (0.5, 0.3), (0.5, 0.5)])
     (note,) = (text for text in notes(menu(directory)) if text.startswith("To reduce the noise"))
     assert note == (
-        "To reduce the noise of sync and async_k1: for the same precision, 4 times as many "
-        "prompts, if the task holds out so many, cost 33% to 40% of what more seeds would cost. To "
-        "do this in a new experiment, set eval.final_prompts=8 and run fewer seeds."
+        "To reduce the noise of sync and async_k1, consider this: for the same precision, 4 "
+        "times as many prompts, if the task holds out enough, cost 33% to 40% of what more seeds "
+        "would cost. To do this in a new experiment, set eval.final_prompts=8 and run fewer seeds."
     )
 
 
@@ -404,7 +405,7 @@ def test_one_seed_is_not_clearly_better_or_worse(directory):
     assert row.reward is not None
     assert row.reward.told_apart
     said = " ".join(paragraph(menu(directory, max_seeds=20)))
-    assert "clearly" not in said
+    assert " is clearly below " not in said
 
 
 def test_the_fastest_arm_is_named_first(directory):
@@ -418,13 +419,39 @@ def test_the_fastest_arm_is_named_first(directory):
 
 
 def test_the_price_in_the_data_is_that_of_the_new_experiment(directory):
+    # A trial of an arm takes 1, 2 and 3 minutes.
     write_arm(directory, BASE, 12.0, [(0.5, 0.5)] * 3)
     write_arm(directory, OTHER, 24.0, [(0.6, 0.6), (0.5, 0.5), (0.4, 0.4)])
+    write_arm(directory, THIRD, 36.0, [(0.7, 0.7), (0.5, 0.5), (0.3, 0.3)])
+    found = menu(directory)
+    needed = [row.judgement and row.judgement.seeds_needed for row in found.others]
+    assert None not in needed
+    assert needed[0] < needed[1]
+    # The command runs the larger number of seeds of all arms.
+    assert menu_data(found)["price"]["minutes"] == pytest.approx(6 * needed[1])
+
+
+def test_a_speed_that_may_be_wrong_does_not_make_an_arm_the_fastest(directory):
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
+    write_arm(directory, OTHER, 1.0, [(0.5, 0.5)] * 3)
+    write_arm(directory, THIRD, 2.5, [(0.5, 0.5)] * 3)
+    spoil(directory, OTHER)  # it may be the fastest arm, so nothing is said
+    assert paragraph(menu(directory))[0].startswith("Can another arm replace")
+    spoil(directory, THIRD)
+    assert paragraph(menu(directory))[0].startswith("Speeds cannot be compared")
+
+
+def test_trials_at_a_time_shorten_the_estimate_by_whole_trials(tmp_path):
+    # A trial takes one minute.
+    directory = experiments.write_experiment(tmp_path / "e", max_concurrent=7)
+    write_arm(directory, BASE, 12.0, [(0.5, 0.5)] * 3)
+    write_arm(directory, OTHER, 12.0, [(0.6, 0.6), (0.5, 0.5), (0.4, 0.4)])
     found = menu(directory)
     (row,) = found.others
     assert row.judgement is not None
-    # A trial of each arm takes 1 minute and 2 minutes.
-    assert menu_data(found)["price"]["minutes"] == pytest.approx(3 * row.judgement.seeds_needed)
+    seeds = row.judgement.seeds_needed or 0
+    minutes = math.ceil(2 * seeds / 7)
+    assert f" It runs 7 at a time, so expect about {minutes} min." in notes(found)[-1]
 
 
 def test_the_price_counts_the_trials_of_the_baseline_once(directory):
@@ -530,7 +557,7 @@ def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
 def test_a_price_says_if_other_processes_slowed_the_trials(directory):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
     write_arm(directory, OTHER, 2.0, [(0.6, 0.6), (0.5, 0.5), (0.4, 0.4)])
-    doubt = "Other processes slowed the trials that these times come from."
+    doubt = "Other processes slowed some of the trials that these times come from."
     assert doubt not in " ".join(notes(menu(directory)))
     assert "at most" not in " ".join(paragraph(menu(directory)))
     spoil(directory, OTHER)
