@@ -165,7 +165,7 @@ def curves(directory: Path) -> dict[str, Any]:
             {
                 "round": row["training_iteration"],
                 "seconds": row["time/wall_clock_s"],
-                "success": row.get("reward/train_mean"),  # missing without a trained group
+                "success": row.get("reward/train_mean"),  # None if no group was trained on
                 "calls": row.get("env/calls_mean"),
                 "dropped": row["count/dropped"],
                 "disturbed": row["time/disturbed_fraction"],  # CPU time that other work took

@@ -1,4 +1,4 @@
-"""Keep what Tune knows of a trial up to date: checkpoints, and the last row after a kill."""
+"""Keep Tune's record of a trial up to date: its checkpoints and, after a kill, its last row."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class ConsoleCallback(FailSafeCallback):
         self._show(trials, trial, line)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Show that a trial has ended, and the number of seconds since it last started."""
+        """Show that a trial has ended, and how many seconds ago it last started."""
         now = time.time()
         started = self._started.get(trial.trial_id, now)
         ended = sum(other.is_finished() or other is trial for other in trials)

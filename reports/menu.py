@@ -390,7 +390,7 @@ def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) 
 
 
 def needs_max_seeds(experiment: ExperimentRecord) -> bool:
-    """Return True if seeds were added after a test with a fixed number of seeds was possible.
+    """Return True if a test could have been made before the last seeds were added.
 
     One seed allows no test, so seeds may be added to one seed. If a user's own Tuner ran several
     times under one name, it is not known whether seeds were added.

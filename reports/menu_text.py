@@ -304,7 +304,7 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
         overlapped = replace(price, minutes=price.minutes * waves / trials)
         told += f" It runs {together} at a time, so expect about {_time(overlapped)}."
     if price is not None and price.disturbed:
-        told += " Other processes slowed some of the trials that these times come from."
+        told += " These times are rough, because other processes slowed some of the trials."
     storage = "" if _in_default_storage(menu) else " (add --storage, as for this experiment)"
     return [f"{told} To run the new experiment{storage}:\n{_new_experiment(menu, run, most)}"]
 
@@ -724,8 +724,8 @@ def _to_decide(menu: Menu, row: MenuRow, own: Judgement) -> str:
 
 
 def _cost(price: Price) -> str:
-    most = "at most " if price.disturbed else ""
-    return f"{most}{_time(price)} and {price.device_hours:.2g} device-hours"
+    rough = "roughly " if price.disturbed else ""
+    return f"{rough}{_time(price)} and {price.device_hours:.2g} device-hours"
 
 
 def _time(price: Price) -> str:

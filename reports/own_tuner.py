@@ -96,7 +96,7 @@ def without_restarted(
 
 
 def numbers_of(trials: Sequence[TrialRecord]) -> dict[str, int]:
-    """Return the number that Tune gave each trial when it created the trial, by trial name.
+    """Return a map from each trial's name to the number that Tune gave the trial.
 
     A restored experiment may run its trials in another order.
     """

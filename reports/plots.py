@@ -272,7 +272,7 @@ def _not_joined(arms: Arms, series: Series) -> str:
 
 
 def _timed(arms: Arms, comparison: Comparison) -> Arms:
-    """Return the trials whose seconds count, as in `Comparison.totals`."""
+    """Return the trials that are included in `Comparison.totals`."""
     return {
         arm: [
             trial
@@ -414,7 +414,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     waits = (
         "Both patterned bars show the same time, in which neither generator nor learner works"
         if is_colocated
-        else "Patterned bars show how long the generator or the learner waits"
+        else "Patterned bars show how long the generator or the learner waits, also for evaluations"
     )
     spikes = (
         " Other processes can also cause spikes."

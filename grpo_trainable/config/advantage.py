@@ -91,9 +91,9 @@ class VineSettings(Settings):
     )
     states: str = choice(
         ("chunks", "sentences"),
-        "States whose value is estimated, in addition to the prompt: one state every chunk_tokens "
-        "tokens (chunks), or the ends of sentences and lines that are at least chunk_tokens tokens "
-        "apart (sentences).",
+        "States whose value is estimated, in addition to the prompt. `chunks`: the state after "
+        "every chunk_tokens tokens. `sentences`: ends of sentences and lines that are at least "
+        "chunk_tokens tokens apart.",
         read_if=_VINE,
     )
     chunk_tokens: int = integer(

@@ -51,7 +51,7 @@ class EngineRecord:
     interrupts: bool = False  # True: can insert text in the middle of a response
     queues: bool = False  # True: supports `rollout.slots`, so responses may wait until others end
     narrows: bool = False  # True: may sample in `model.sampler_dtype`
-    narrows_cache: bool = False  # True: so does its KV cache
+    narrows_cache: bool = False  # True: its KV cache may have `model.sampler_dtype`
     libraries: tuple[str, ...] = ()  # optional libraries that the engine needs
     install: str = ""  # the command that installs the libraries
 

@@ -135,7 +135,7 @@ class TrialSettings(Settings):
         ("auto", "recency", "uniform", "fifo", "mixed"),
         "Groups that a gradient step draws from the buffer: the newest (recency), random ones "
         "(uniform), the least often used (fifo), or fresh groups mixed with random older ones "
-        "(mixed). `auto` chooses mixed if there is replay, and recency otherwise.",
+        "(mixed). `auto` means `mixed` if there is replay, and `recency` otherwise.",
         read_if=REPLAY,
         harmless=("recency",),
         default_by=where_none(

@@ -135,7 +135,7 @@ class CommonTaskSettings(Settings):
         "scores the responses to a prompt together has this much time for each response. With "
         "task.name=code, a program may use a third of this time as CPU time.",
         above=0,
-        read_if=(SCORED_APART, NOT_PLAYED),
+        read_if=(NOT_PLAYED, SCORED_APART),
     )
     max_error_rate: float = number(
         0.1,

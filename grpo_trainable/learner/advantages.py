@@ -222,7 +222,7 @@ def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float
     """Distribute the shaped rewards over the tokens, (G, R).
 
     Each token gets its own KL penalty. The last token of an action also gets the action's reward.
-    The last token of a response also gets the rest of the response's shaped reward.
+    The last token of a response also gets what remains of the shaped reward.
     """
     rewards, mask = shaped_rewards(config, group, 0.0), group.response_mask
     earned = _earned(config, group)

@@ -81,7 +81,7 @@ SCHEMAS = {
             "ratio_max": pa.float32(),
             "bounded_tokens": pa.int64(),  # tokens whose ratio was bounded at e^20
             "lr": pa.float32(),
-            # Figures of the critic; null without a critic. The loss is not multiplied by
+            # The critic's figures; null if there is no critic. The loss is not multiplied by
             # critic.coef.
             **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
             # KL from the policy before the step to the named policy, in nats per response, on the

@@ -72,7 +72,7 @@ def _unpickled(pickled: bytes) -> Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Part of a handle that describes everything about a snapshot except its bytes."""
+    """Description of a snapshot, without its bytes, as a part of a handle."""
 
     version: int
     round: int

@@ -557,12 +557,12 @@ def test_a_disturbed_arm_has_no_speed_and_still_a_verdict(directory):
 def test_a_price_says_if_other_processes_slowed_the_trials(directory):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
     write_arm(directory, OTHER, 2.0, [(0.6, 0.6), (0.5, 0.5), (0.4, 0.4)])
-    doubt = "Other processes slowed some of the trials that these times come from."
+    doubt = "These times are rough, because other processes slowed some of the trials."
     assert doubt not in " ".join(notes(menu(directory)))
-    assert "at most" not in " ".join(paragraph(menu(directory)))
+    assert "roughly" not in " ".join(paragraph(menu(directory)))
     spoil(directory, OTHER)
     assert doubt in notes(menu(directory))[-1]
-    assert "a new experiment of at most" in " ".join(paragraph(menu(directory)))
+    assert "a new experiment of roughly" in " ".join(paragraph(menu(directory)))
 
 
 def test_only_an_undecided_arm_has_a_power_and_an_explanation_of_it(directory):
