@@ -130,7 +130,7 @@ class StoppableRounds:
         self._training_since, self._evaluates = self._clock(), evaluates
 
     def training_ended(self, evaluations: int, eval_s: float) -> None:
-        """Record how long the round took from the start of its gradient steps to its end.
+        """Record the time from the start of the gradient steps to the end of the round.
 
         Args:
             evaluations: Number of evaluations in the round, including any before the steps.

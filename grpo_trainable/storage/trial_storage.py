@@ -243,7 +243,7 @@ class TrialStorage:
         """Return the checkpoints from which the trial may continue, in order of preference.
 
         Args:
-            named: The noted checkpoint. If `own` does not contain it, it no longer exists or
+            named: The noted checkpoint. If `own` does not contain it, it has been removed or it
                 belongs to another trial.
             own: The trial's checkpoints, newest first.
         """

@@ -114,7 +114,7 @@ class Disturbance:
 
 
 def enough_undisturbed(rounds: int, disturbed: int) -> bool:
-    """Return True if a trial has enough undisturbed rounds to compare its speed.
+    """Return True if a trial has enough undisturbed rounds for its speed to be compared.
 
     Enough means at least half of the rounds, and at least `LEAST_ROUNDS` (or all rounds of a
     shorter trial).
