@@ -174,7 +174,9 @@ def run(item: Item) -> float:
         command = [sys.executable, *item.command]
         status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=file).returncode
     if status != 0:
-        sys.exit(f"{item.name}: exit status {status}; see {log}; to continue, run the same command again")
+        sys.exit(
+            f"{item.name}: exit status {status}; see {log}; to continue, run the same command again"
+        )
     return time.monotonic() - began
 
 
