@@ -427,7 +427,8 @@ def mean_and_range(values: Iterable[float]) -> str:
     """Return the mean of some values, and their range in brackets if there are several."""
     values = list(values)
     mean = f"{statistics.fmean(values):.3f}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.3f}-{max(values):.3f})"
+    to = " to " if min(values) < 0 else "-"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.3f}{to}{max(values):.3f})"
 
 
 def slices(campaign: str, *columns: str) -> list[str]:
