@@ -86,6 +86,12 @@ class Noise:
     relative_cost: float | None
 
     @property
+    def relative_seeds(self) -> float:
+        """Seeds that a given precision needs with `more_prompts`, relative to `prompts`."""
+        share = self.evaluation_share
+        return 1 - share + share * self.prompts / self.more_prompts
+
+    @property
     def cheaper(self) -> str | None:
         """The cheaper way to more precision: `prompts` or `seeds`; None if unknown."""
         if self.relative_cost is None:

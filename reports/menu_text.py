@@ -19,7 +19,6 @@ from reports.contrasts import Contrast
 from reports.intervals import MOST_SEEDS, POWER
 from reports.margin_tests import ALPHA, BETTER, FIRST_LOOK, NO_WORSE, UNDECIDED, WORSE, Judgement
 from reports.menu import (
-    MORE_PROMPTS,
     NO_VERDICT,
     Menu,
     MenuError,
@@ -36,7 +35,7 @@ from reports.menu import (
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
 from reports.summary import COUNTED, MARK, Comparison
-from reports.verdicts import fastest
+from reports.verdicts import faster
 
 if TYPE_CHECKING:
     from grpo_trainable.storage.object_store import AnyPath
@@ -107,7 +106,7 @@ def paragraph(menu: Menu) -> list[str]:
             "compare them, run the next experiment on an idle machine."
         )
     else:
-        said += _fastest(menu)
+        said += _faster(menu)
     said.append(
         f"Can another arm replace {menu.baseline.arm} if a loss of up to {menu.margin:.3g} in "
         f"held-out reward{_relative(menu)} is acceptable?"
@@ -128,8 +127,8 @@ def paragraph(menu: Menu) -> list[str]:
     return [*said, *menu.about_exact_lag]
 
 
-def _fastest(menu: Menu) -> list[str]:
-    """Name the fastest arm; empty if it is unknown whether an arm is faster than the baseline."""
+def _faster(menu: Menu) -> list[str]:
+    """Name the faster arms; empty if it is unknown whether an arm is faster than the baseline."""
     timed = [row for row in menu.others if not row.exact_lag and not row.faults]
     speeds = {
         row.arm: row.speed
@@ -139,7 +138,8 @@ def _fastest(menu: Menu) -> list[str]:
     is_faster = any(own.told_apart and own.more for own in speeds.values())
     if not speeds or (len(speeds) < len(timed) and not is_faster):
         return []
-    return [fastest(speeds, menu.baseline.arm)]
+    costs = {row.arm: row.cost for row in timed if row.cost is not None}
+    return [faster(speeds, costs, menu.baseline.arm)]
 
 
 def _clear_but_undecided(menu: Menu) -> list[str]:
@@ -596,19 +596,21 @@ def _said_of_noise(menu: Menu, noise: Mapping[str, Noise]) -> list[str]:
     said = [f"Noise of {joined(arms)}: {told}." for told, arms in sources.items()]
     said += _too_narrow(narrow) if "to decide" in shown(menu)[0] else []
     advice: dict[str, list[str]] = {}
-    costs: dict[str, list[float]] = {}
     for arm, own in noise.items():
-        told = _less_noise(own)
-        if told:
+        if told := _less_noise(own):
             advice.setdefault(told, []).append(arm)
-            costs.setdefault(told, []).append(own.relative_cost or 0.0)
     for told, arms in advice.items():
-        least, most = (f"{of(costs[told]):.0%}" for of in (min, max))
-        cost = least if least == most else f"{least} to {most}"
-        text = told.format(cost=cost)
-        whose = f"To reduce the noise of {joined(arms)}, consider this: "
-        said.append(text if len(noise) == 1 else f"{whose}{text[0].lower()}{text[1:]}")
+        seeds = _range_of([noise[arm].relative_seeds for arm in arms])
+        cost = _range_of([noise[arm].relative_cost or 0.0 for arm in arms])
+        text = told.format(seeds=seeds, cost=cost)
+        whose = f"{joined(arms)}: {text[0].lower()}{text[1:]}"
+        said.append(text if len(noise) == 1 else whose)
     return said
+
+
+def _range_of(shares: Sequence[float]) -> str:
+    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _too_narrow(noise: Mapping[str, Noise]) -> list[str]:
@@ -645,7 +647,7 @@ def _source_of_noise(noise: Noise) -> str:
 
 
 def _less_noise(noise: Noise) -> str:
-    """Return the advice on less noise, in which `{cost}` stands for the relative cost.
+    """Return the advice on less noise, in which `{cost}` and `{seeds}` stand for relative numbers.
 
     The advice is empty if only more seeds reduce the noise, or if the times of the trials are
     unknown.
@@ -655,21 +657,17 @@ def _less_noise(noise: Noise) -> str:
         return ""
     if more == noise.prompts:
         how = "Raise eval.samples or run" if noise.evaluation_share > 0.5 else "Run"
-        return f"{how} more seeds. The last evaluation already has all {more} held-out prompts."
+        return f"{how} more seeds: the last evaluation already has all {more} held-out prompts."
     if cost is None:
         return ""
     if abs(cost - 1) <= ALIKE:
         return "For the same precision, more prompts cost about as much as more seeds."
     if cost > 1:
         return "For the same precision, more seeds cost less than more prompts."
-    how = (
-        f"{MORE_PROMPTS} times as many prompts, if the task holds out enough,"
-        if noise.held_out is None
-        else f"{more} prompts instead of {noise.prompts}"
-    )
+    enough = ", if the task holds out enough" if noise.held_out is None else ""
     return (
-        f"For the same precision, {how} cost {{cost}} of what more seeds would cost. To do this in "
-        f"a new experiment, set eval.final_prompts={more} and run fewer seeds."
+        f"In a new experiment with eval.final_prompts={more} instead of {noise.prompts}{enough}, "
+        "{seeds} of the seeds would give the same precision, at {cost} of the cost."
     )
 
 

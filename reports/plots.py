@@ -399,10 +399,13 @@ def _no_bar(comparison: Comparison, exact: Sequence[str] = ()) -> str:
     return f"Other processes on the machine disturbed {named}.{saves}"
 
 
-def _has_minibatches(config: GRPOConfig) -> bool:
-    """Return True if the KL monitor sees a sample, and the loss does not need all responses."""
+def _scores_fresh_responses(config: GRPOConfig) -> bool:
+    """Return True if only fresh responses need log-probs of the policy before the round.
+
+    With a lag, only the sample of the KL monitor needs them.
+    """
     sampled = config.loss.kl_monitor and schedule.monitored_responses(config) is not None
-    several = config.k > 1 and config.k_mode == "minibatches"
+    several = config.k > 1 and config.k_mode != "same_batch"
     return several and sampled and config.importance_cap is None
 
 
@@ -410,21 +413,24 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     arms = _timed(arms, comparison)
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
     trials = [trial for own in arms.values() for trial in own]
-    is_colocated = all(trial.config.placement == "colocated" for trial in trials)
-    waits = (
-        "Both patterned bars show the same time, in which neither generator nor learner works"
-        if is_colocated
-        else "Patterned bars show how long the generator or the learner waits, also for evaluations"
-    )
+    colocated = [trial.config.placement == "colocated" for trial in trials]
+    both = "both patterned bars show the same time, in which neither generator nor learner works"
+    waits = both.capitalize()
+    if not all(colocated):
+        waits = (
+            "Patterned bars show how long the generator or the learner waits, also for evaluations"
+        )
+        waits += f". For a colocated arm, {both}" if any(colocated) else ""
     spikes = (
         " Other processes can also cause spikes."
         if any(trial.pace is not None and trial.pace.disturbed for trial in trials)
         else ""
     )
     passes = (
-        " With k_mode=minibatches, the passes without gradients (reference) take longer at lag 0, "
-        "because they then include the policy before the round on all responses."
-        if {trial.config.lag > 0 for trial in trials if _has_minibatches(trial.config)}
+        " The stage “reference” has the passes without gradients. With several steps on different "
+        "responses (k), it takes longer at lag 0, because the loss then needs log-probs of the "
+        "policy before the round."
+        if {trial.config.lag > 0 for trial in trials if _scores_fresh_responses(trial.config)}
         == {False, True}
         else ""
     )

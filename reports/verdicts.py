@@ -164,7 +164,9 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     If the planned baseline has not run yet, the first sentence says so. If every comparison rests
     on one seed, the last sentence says so. The list is empty if there is nothing to say.
     """
-    speed, reward = (next(own for own in found if own.key == key) for key in ("speed_up", REWARD))
+    speed, cost, reward = (
+        next(own for own in found if own.key == key) for key in ("speed_up", "equal_cost", REWARD)
+    )
     base, awaited = comparison.baseline, comparison.awaited
     said = [] if awaited is None else [f"The baseline {awaited} has not finished a round yet."]
     only_exact = comparison.has_exact_lag and len(comparison.arms) > 1
@@ -176,7 +178,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
             )
         return said
     said += [] if awaited is None else [f"Until it does, arms are compared with {base}."]
-    said += _about_speed(speed, comparison)
+    said += _about_speed(speed, cost, comparison)
     sides = (("higher", True), ("lower", False))
     clear = {
         side: [
@@ -211,8 +213,8 @@ def _has_seed_in_common(comparison: Comparison, base: str) -> bool:
     return not others or any(seeds[base] & own for own in others)
 
 
-def _about_speed(speed: Quantity, comparison: Comparison) -> list[str]:
-    """Name the fastest arm, or say why there is none. An exact lag saves no time, so say that too.
+def _about_speed(speed: Quantity, cost: Quantity, comparison: Comparison) -> list[str]:
+    """Name the faster arms, or say why there is none. An exact lag saves no time, so say that too.
 
     If all lags are exact, only this is said.
     """
@@ -220,7 +222,7 @@ def _about_speed(speed: Quantity, comparison: Comparison) -> list[str]:
         return comparison.about_exact_lag
     base = comparison.baseline
     if speed.contrasts:
-        said = fastest(speed.contrasts, base)
+        said = faster(speed.contrasts, cost.contrasts, base)
     elif speed.not_comparable:
         said = _all_disturbed(comparison)
     else:
@@ -228,21 +230,29 @@ def _about_speed(speed: Quantity, comparison: Comparison) -> list[str]:
     return [said, *comparison.about_exact_lag]
 
 
-def fastest(speeds: Mapping[str, Contrast], base: str | None) -> str:
-    """Return a sentence that names the fastest arm.
+def faster(speeds: Mapping[str, Contrast], costs: Mapping[str, Contrast], base: str | None) -> str:
+    """Return a sentence that names the arms that are clearly faster than the baseline.
 
     Args:
         speeds: The comparisons with the baseline in samples per second, by arm.
+        costs: The comparisons with the baseline in samples per device-hour, by arm.
         base: The baseline.
     """
-    faster = [(own.value, arm) for arm, own in speeds.items() if _clear(own, more=True)]
-    if not faster:
+    found = [(own.value, arm) for arm, own in speeds.items() if _clear(own, more=True)]
+    if not found:
         return f"No arm is clearly faster than {base}."
-    value, arm = max(faster)
-    times = f"{written(value, '{:.2f}')} times as many samples per second as {base}"
-    interval = f"{LEVEL:.0%} interval: {speeds[arm].shown_interval('{:.2f}x')}"
-    counted = ", disturbed rounds included" if speeds[arm].counted_disturbed else ""
-    return f"The fastest arm is {arm}, with {times} ({interval}{counted})."
+    named = []
+    for value, arm in sorted(found, reverse=True):
+        speed, cost = speeds[arm], costs.get(arm)
+        counted = ", disturbed rounds included" if speed.counted_disturbed else ""
+        figures = [
+            f"{written(value, '{:.2f}')} times as many samples per second, {LEVEL:.0%} interval: "
+            f"{speed.shown_interval('{:.2f}x')}{counted}"
+        ]
+        if cost is not None and cost.told_apart:
+            figures.append(f"{written(cost.value, '{:.2f}')} times as many per device-hour")
+        named.append(f"{arm} ({'; '.join(figures)})")
+    return f"Faster than {base}: {joined(named)}."
 
 
 def _all_disturbed(comparison: Comparison) -> str:

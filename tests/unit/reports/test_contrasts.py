@@ -196,14 +196,14 @@ def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path)
     assert not any("disturbed" in text for text in told(record) if "reward" in text)
 
 
-def test_the_answer_says_whether_disturbed_rounds_count_for_the_fastest_arm(tmp_path):
+def test_the_answer_says_whether_disturbed_rounds_count_for_a_faster_arm(tmp_path):
     rng = np.random.default_rng(0)
     record = counting(
         tmp_path / "e", {BASE: rows(rng, 1.6, [0.4] * 16), OTHER: rows(rng), THIRD: rows(rng, 1.6)}
     )
-    fastest = answered(record, {})[0]
-    assert fastest.startswith(f"The fastest arm is {OTHER}, with ")
-    assert fastest.endswith(", disturbed rounds included).")
+    faster = answered(record, {})[0]
+    assert faster.startswith(f"Faster than {BASE}: {OTHER} (1.")
+    assert ", disturbed rounds included; " in faster
 
 
 @pytest.mark.slow
@@ -462,8 +462,8 @@ def test_beside_a_bounded_lag_the_arms_with_an_exact_lag_are_named(tmp_path):
     record = read_experiment(tmp_path / "e")
     note = f"{EXACT_LAG} Arms with an exact lag: {THIRD}."
 
-    fastest, second, *_ = answered(record, {THIRD: difference(0.0, 0.1)})
-    assert fastest.startswith("The fastest arm is async_k4, with 1.")
+    faster, second, *_ = answered(record, {THIRD: difference(0.0, 0.1)})
+    assert faster.startswith(f"Faster than {BASE}: async_k4 (1.")
     assert second == note
     assert note in compare(record.trials).footnotes()
 
@@ -1032,17 +1032,23 @@ def difference(value: float, half: float, seeds: int = 3) -> Contrast:
     return Contrast(value=value, neutral=0.0, seeds=range(seeds), interval=interval)
 
 
-def test_the_answer_names_the_fastest_arm_and_every_clear_difference_in_reward(tmp_path):
+def test_the_answer_names_the_faster_arms_and_every_clear_difference_in_reward(tmp_path):
     rng = np.random.default_rng(0)
     runs = {BASE: 1.0, OTHER: 0.5, THIRD: 0.8}
     three = {arm: [rows(rng, slower) for _ in range(3)] for arm, slower in runs.items()}
     record = write(tmp_path / "e", three)
     rewards = {OTHER: difference(0.05, 0.02), THIRD: difference(-0.04, 0.01)}
 
-    fastest, reward = answered(record, rewards)
-    speed = compare(record.trials).speed[OTHER]
-    times = f"{speed.value:.2f} times as many samples per second as {BASE}"
-    assert fastest.startswith(f"The fastest arm is {OTHER}, with {times} (95% interval: ")
+    faster, reward = answered(record, rewards)
+    compared = compare(record.trials)
+    first, second = (
+        f"{arm} ({compared.speed[arm].value:.2f} times as many samples per second, 95% interval: "
+        f"{compared.speed[arm].shown_interval('{:.2f}x')}"
+        for arm in (OTHER, THIRD)
+    )
+    cost = f"{compared.cost[THIRD].value:.2f} times as many per device-hour"
+    assert not compared.cost[OTHER].told_apart
+    assert faster == f"Faster than {BASE}: {first}) and {second}; {cost})."
     assert reward == (
         f"Compared with {BASE}, the held-out reward is clearly higher for {OTHER} (+0.050), and "
         f"clearly lower for {THIRD} (-0.040)."

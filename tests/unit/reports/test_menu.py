@@ -235,9 +235,8 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     assert "Noise of sync: nearly all of the variance between seeds comes from the evalu" in said
     # How many prompts the task holds out is not known here, so no number is advised.
     assert (
-        "For the same precision, 4 times as many prompts, if the task holds out enough, cost 40% "
-        "of what more seeds would cost. To do this in a new experiment, set eval.final_prompts=8 "
-        "and run fewer seeds."
+        "In a new experiment with eval.final_prompts=8 instead of 2, if the task holds out enough, "
+        "25% of the seeds would give the same precision, at 40% of the cost."
     ) in said
 
 
@@ -245,10 +244,10 @@ def test_the_noise_of_the_evaluation_is_the_part_that_differs_by_prompt_and_seed
     ("held_out", "said"),
     [
         # 1.5 times as many prompts cost 1.1 times as much per seed.
-        (3, "3 prompts instead of 2 cost 73% of what more seeds would cost"),
-        (3, "set eval.final_prompts=3 and run fewer seeds"),
-        (100, "8 prompts instead of 2 cost 40% of what more seeds would cost"),
-        (2, "Raise eval.samples or run more seeds. The last evaluation already has all 2"),
+        (3, "eval.final_prompts=3 instead of 2, 67% of the seeds would give the same precision, "),
+        (3, ", at 73% of the cost."),
+        (100, "eval.final_prompts=8 instead of 2, 25% of the seeds would give the same precision"),
+        (2, "Raise eval.samples or run more seeds: the last evaluation already has all 2"),
         ("2", "if the task holds out enough"),
     ],
 )
@@ -369,13 +368,13 @@ def test_a_clear_loss_is_named_although_it_may_be_acceptable(directory):
     }
     assert noise[OTHER] == []
     assert len(noise["async_k4"]) == 1
-    assert any("cost 40% of what more seeds would cost" in text for text in notes(found))
+    assert any("at 40% of the cost" in text for text in notes(found))
 
 
 @pytest.mark.parametrize(
     ("eval_s", "said"),
     [
-        (0.0, "cost 25% of what more seeds would cost"),
+        (0.0, "at 25% of the cost"),
         (100.0, "more prompts cost about as much as more seeds."),
     ],
 )
@@ -390,11 +389,11 @@ def test_arms_with_the_same_advice_on_noise_share_a_note(directory):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
     write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
     write_arm(directory, THIRD, 2.0, [(0.5, 0.7), (0.5, 0.3), (0.5, 0.5)])
-    (note,) = (text for text in notes(menu(directory)) if text.startswith("To reduce the noise"))
+    (note,) = (text for text in notes(menu(directory)) if text.startswith("sync and async_k1: "))
     assert note == (
-        "To reduce the noise of sync and async_k1, consider this: for the same precision, 4 "
-        "times as many prompts, if the task holds out enough, cost 33% to 40% of what more seeds "
-        "would cost. To do this in a new experiment, set eval.final_prompts=8 and run fewer seeds."
+        "sync and async_k1: in a new experiment with eval.final_prompts=8 instead of 2, if the "
+        "task holds out enough, 25% of the seeds would give the same precision, at 33% to 40% of "
+        "the cost."
     )
 
 
@@ -408,13 +407,13 @@ def test_one_seed_is_not_clearly_better_or_worse(directory):
     assert " is clearly below " not in said
 
 
-def test_the_fastest_arm_is_named_first(directory):
+def test_faster_arms_are_named_first(directory):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
     write_arm(directory, OTHER, 1.0, [(0.5, 0.5)] * 3)
     write_arm(directory, THIRD, 1.9, [(0.5, 0.5)] * 3)
     first, *_ = paragraph(menu(directory))
     assert first.startswith(
-        f"The fastest arm is {OTHER}, with 2.00 times as many samples per second as {BASE} (95% "
+        f"Faster than {BASE}: {OTHER} (2.00 times as many samples per second, 95% interval: "
     )
 
 
@@ -435,7 +434,7 @@ def test_a_speed_that_may_be_wrong_does_not_make_an_arm_the_fastest(directory):
     write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3)
     write_arm(directory, OTHER, 1.0, [(0.5, 0.5)] * 3)
     write_arm(directory, THIRD, 2.5, [(0.5, 0.5)] * 3)
-    spoil(directory, OTHER)  # it may be the fastest arm, so nothing is said
+    spoil(directory, OTHER)  # it may be faster, so nothing is said
     assert paragraph(menu(directory))[0].startswith("Can another arm replace")
     spoil(directory, THIRD)
     assert paragraph(menu(directory))[0].startswith("Speeds cannot be compared")
