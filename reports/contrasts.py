@@ -83,7 +83,8 @@ class Contrast:
         ):
             form = re.sub(r"\d(?=f)", lambda digits: str(int(digits[0]) + 1), form)
         # The interval of a ratio over two seeds can be absurdly wide.
-        low, high = (written(end, form) if end < 100 else "more than 100" for end in ends)
+        most = 100.0 if self.neutral else math.inf
+        low, high = (written(end, form) if end < most else f"more than {most:g}" for end in ends)
         return f"{low} to {high}"
 
     def times(self, factor: float) -> Contrast:

@@ -259,7 +259,8 @@ def _said_of_undecided(menu: Menu) -> list[str]:
         "Power if equal: the chance of the verdict “no worse” if the arm truly equals the "
         f"baseline. To decide: the number of {seeds} that would lead to a decision in "
         f"{POWER:.0%} of experiments if the arm truly differs by the observed difference, and the "
-        "time that the trials of the arm and of the baseline with these seeds would take."
+        "time that the trials of the arm and of the baseline with these seeds would take. Such "
+        "times and device-hours include evaluations and checkpoints, but not the start of trials."
     ]
 
 

@@ -351,14 +351,15 @@ def _table_section(comparison: Comparison, experiment: ExperimentRecord) -> str:
     if any(trial.config.loss != usual for trial in experiment.trials):
         see += f" docs/algorithms.md explains {'their objectives' if several else 'its objective'}."
     notes = [note for note in (comparison.note(), *comparison.warnings()) if note]
-    explained = [comparison.columns_explained(), *comparison.notes_on_other_work()]
+    of_others = comparison.notes_on_other_work()
+    others = ", and what other processes disturbed" if of_others else ""
     return (
         f'<section id="arms">\n<h2>{title}</h2>\n'
         "<p>One row per arm. Samples/s is the arm's speed, and device-hours are its cost. The "
         f"held-out reward shows what the arm learned.{see}</p>\n"
         f"{narrow_tables(comparison.header, comparison.rows())}\n"
-        f"{_notes(notes)}<details><summary>What the columns mean, and what other processes "
-        f"disturbed</summary>\n{_notes(explained)}</details>\n</section>"
+        f"{_notes(notes)}<details><summary>What the columns mean{others}</summary>\n"
+        f"{_notes([comparison.columns_explained(), *of_others])}</details>\n</section>"
     )
 
 

@@ -435,7 +435,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         else ""
     )
     overlap = (
-        " In the first and the last rounds of an arm with a lag, stages do not overlap."
+        " In its first round, an arm with a lag waits for its first responses. Then it samples for "
+        "the next rounds, so its last rounds sample little or nothing."
         if any(trial.config.lag and trial.config.lag_mode != "exact" for trial in trials)
         else ""
     )
@@ -457,9 +458,10 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Seconds for 100 responses, by stage",
             look=f"{_beware(comparison)}The median time of each stage. The longest stage is the "
             "one to speed up. The vertical tick marks the median total time for 100 responses, "
-            "excluding evaluation. The eval segment therefore extends beyond the tick. In a short "
-            "run, this median can differ from the mean speed in the tables. If other segments "
-            "also extend far beyond the tick, stages overlap. Ignore a small excess: each time is "
+            "excluding evaluation. The eval segment therefore extends beyond the tick. The tables "
+            "count all rounds, so an arm with a lag is slower there if its trials are short: "
+            "nothing overlaps with the first responses of a trial. If other segments also extend "
+            "far beyond the tick, stages overlap. Ignore a small excess: each time is "
             f"a separate median over the rounds. {waits}.{passes} "
             "Checkpoints are written between rounds, so only the table of arms shows their time.",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),

@@ -57,6 +57,7 @@ COVERS = {  # the key is True if the interval of a speed rests on several seeds
     True: "With several seeds, an interval covers the differences between runs, including the "
     "noise between rounds.",
 }
+SHORT = 10  # rounds; in a shorter trial with a lag, the first round without overlap counts much
 # Numbers of samples that differ by at most this share count as equal, because a few groups may have
 # failed.
 EQUAL_SAMPLES = 0.01
@@ -377,6 +378,7 @@ class Comparison:
         return [
             *notes,
             *self._about_parts(),
+            *self._short_with_a_lag(),
             *self.about_rewards,
             *self._stopped_early(),
             *self._at_equal_samples(),
@@ -499,6 +501,21 @@ class Comparison:
             "rewards within each group were equal (docs/running.md#when-nothing-is-learned)."
             for arm, (still, all_) in rounds.items()
             if 2 * still > all_ and still >= PATIENCE
+        ]
+
+    def _short_with_a_lag(self) -> list[str]:
+        """Say which speed-ups are low because the first round, without overlap, counts much."""
+        short = {
+            arm: own[0].rounds
+            for arm, own in self.arms.items()
+            if arm in self.speed and own[0].exact_lag is False and own[0].rounds < SHORT
+        }
+        if not short:
+            return []
+        arms = joined([f"{arm} ({plural(rounds, 'round')})" for arm, rounds in short.items()])
+        return [
+            "Nothing overlaps with the first responses of a trial with a lag. This makes the "
+            f"speed-up of short trials lower than that of long ones: {arms}."
         ]
 
     def _disturbed(self) -> list[str]:

@@ -486,6 +486,9 @@ def test_an_interval_that_excludes_equality_does_not_seem_to_include_it():
     assert shown(0.0, -0.1014, -0.00004, "{:+.3f}") == "-0.10140 to -0.00004"
     assert shown(0.0, -0.1014, 0.00004, "{:+.3f}") == "-0.101 to +0.000"
     assert shown(1.0, 1.004, 1.2, "{:.2f}x") == "1.004x to 1.200x"
+    assert shown(1.0, 1.2, 250.0, "{:.2f}x") == "1.20x to more than 100"
+    # Rewards of other tasks can be large: only ratios are capped.
+    assert shown(0.0, 150.0, 250.0, "{:+.3f}") == "+150.000 to +250.000"
 
 
 @pytest.mark.parametrize(("ratio", "forecasts"), [(1.004, False), (1.006, True)])
@@ -899,6 +902,19 @@ def test_a_few_rounds_without_signal_are_no_reason_for_alarm(tmp_path):
         experiments.write_trial(directory, settings, still)
         notes = compare(read_experiment(directory).trials).footnotes()
         assert any("learned nothing" in note for note in notes) is named
+
+
+@pytest.mark.parametrize(("rounds", "lag", "named"), [(4, 1, True), (4, 0, False), (16, 1, False)])
+def test_a_lag_in_a_short_trial_lowers_the_speed_up(tmp_path, rounds, lag, named):
+    directory = experiments.write_experiment(tmp_path / "e")
+    for arm, own in ((BASE, {}), (OTHER, {"lag": lag, "placement": "disaggregated"})):
+        settings = experiments.config(arm, rounds=rounds, **own)
+        timed = [experiments.row(n) for n in range(1, rounds + 1)]
+        experiments.write_trial(directory, settings, timed)
+    notes = compare(read_experiment(directory).trials).footnotes()
+    found = [note for note in notes if "Nothing overlaps" in note]
+    assert bool(found) is named
+    assert not named or found[0].endswith(f"that of long ones: {OTHER}+lag_1 (4 rounds).")
 
 
 def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
