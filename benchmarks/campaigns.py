@@ -84,7 +84,20 @@ class WithAdvantageErrors(Slice):
 
 
 @dataclass(frozen=True)
-class BesideRLlib(Slice):
+class WithCurves(Slice):
+    """A slice that also returns the learning curves of its trials in an environment."""
+
+    def run(self, directory: Path) -> dict[str, Any]:
+        """Run the trials."""
+        result = super().run(directory)
+        import control
+
+        trials = read_experiment(directory).trials
+        return {**result, "curves": {trial.arm: control.of_trial(trial) for trial in trials}}
+
+
+@dataclass(frozen=True)
+class BesideRLlib(WithCurves):
     """A slice that also trains RLlib's PPO, for as many environment steps as its longest trial."""
 
     environment: str = ""  # a key of `control.TRAINING`
@@ -94,14 +107,11 @@ class BesideRLlib(Slice):
         result = super().run(directory)
         import control
 
-        trials = read_experiment(directory).trials
-        curves = {trial.arm: control.of_trial(trial) for trial in trials}
+        curves = result["curves"]
         steps = max(curve[-1][0] for curve in curves.values())
-        seed = trials[0].config.seed
-        return {
-            **result,
-            "curves": curves | {"rllib_ppo": control.of_rllib(self.environment, seed, steps)},
-        }
+        seed = read_experiment(directory).trials[0].config.seed
+        rllib = control.of_rllib(self.environment, seed, steps)
+        return {**result, "curves": {**curves, "rllib_ppo": rllib}}
 
 
 @dataclass(frozen=True)
@@ -151,12 +161,13 @@ CRITICS = {
 }
 # Environment -> options of launch/tune.py for the campaign `control`.
 CONTROL = {
-    "cartpole": "--samples 2048 --set eval.every=4",
-    "pendulum": "--samples 2048 --set eval.every=4 --set model.env=Pendulum-v1 "
-    "--set rollout.max_new_tokens=200 --set loss.gamma=0.95",
-    "arm": "--samples 8192 --set eval.every=16 --set model.env=grpo_trainable.control.arm:Arm "
+    "cartpole": "--samples 2048",
+    "pendulum": "--samples 2048 --set model.env=Pendulum-v1 --set rollout.max_new_tokens=200 "
+    "--set loss.gamma=0.95",
+    "arm": "--samples 8192 --set model.env=grpo_trainable.control.arm:Arm "
     "--set rollout.max_new_tokens=25 --set loss.gamma=0.95",
 }
+CONTROL_TRIALS = f"{TOGETHER} --set task.name=control --set eval.prompts=32"
 # Game -> all its held-out prompts, and the episodes of each, for the campaign `games`.
 GAMES = {
     "guess": "--set eval.prompts=10 --set eval.samples=64",
@@ -188,16 +199,28 @@ CAMPAIGNS: dict[str, tuple[Slice | RealModel, ...]] = {
         )
         for seed in range(3)
     ),
-    "control": tuple(
-        BesideRLlib(
-            f"{environment}_seed{seed}",
-            "control",
-            ("grpo", "ppo"),
-            f"{options} --seed {seed} {TOGETHER} --set task.name=control --set eval.prompts=32",
-            environment,
-        )
-        for seed in range(3)
-        for environment, options in CONTROL.items()
+    "control": (
+        *(
+            BesideRLlib(
+                f"{environment}_seed{seed}",
+                "control",
+                ("grpo", "ppo"),
+                f"{options} --seed {seed} {CONTROL_TRIALS}",
+                environment,
+            )
+            for seed in range(3)
+            for environment, options in CONTROL.items()
+        ),
+        *(
+            WithCurves(
+                f"{environment}_steps_seed{seed}",
+                "control",
+                ("grpo_steps", "ppo_steps"),
+                f"{CONTROL[environment]} --seed {seed} {CONTROL_TRIALS}",
+            )
+            for seed in range(3)
+            for environment in ("pendulum", "arm")
+        ),
     ),
     "token_env": tuple(
         BesideTokenEnv(

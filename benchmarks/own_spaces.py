@@ -70,16 +70,21 @@ CRITIC = SearchSpace(
 
 # ---- GRPO and PPO for control --------------------------------------------------------------------
 
+PPO_OF_CONTROL = {
+    "placement": "colocated",
+    **{"loss.type": "ppo", "loss.advantage": "gae", "loss.gae_lambda": 0.95},
+}
+# A quarter of the default batch, and eight steps on each batch: 32 times as many gradient steps.
+MANY_STEPS = {"rollout.prompts": 2, "k": 8, "k_mode": "same_batch"}
+
 CONTROL = SearchSpace(
     name="control",
     question="does GRPO or PPO learn faster in this environment?",
     arms={
         "grpo": {"placement": "colocated"},
-        "ppo": {
-            "placement": "colocated",
-            **{"loss.type": "ppo", "loss.advantage": "gae", "loss.gae_lambda": 0.95},
-            **{"k": 4, "k_mode": "minibatches"},
-        },
+        "ppo": {**PPO_OF_CONTROL, **FOUR_STEPS},
+        "grpo_steps": {"placement": "colocated", **MANY_STEPS},
+        "ppo_steps": {**PPO_OF_CONTROL, **MANY_STEPS},
     },
     columns=(*LEARNING, SPEED),
 )
