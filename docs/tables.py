@@ -426,9 +426,13 @@ def advantage_errors(arm: str) -> list[list[dict[str, Any]]]:
 def mean_and_range(values: Iterable[float]) -> str:
     """Return the mean of some values, and their range in brackets if there are several."""
     values = list(values)
-    mean = f"{statistics.fmean(values):.3f}"
+    largest = max(map(abs, values))
+    form = ".3f" if largest < 10 else ".1f" if largest < 100 else ".0f"
+    low, mean, high = (
+        f"{own:{form}}" for own in (min(values), statistics.fmean(values), max(values))
+    )
     to = " to " if min(values) < 0 else "-"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.3f}{to}{max(values):.3f})"
+    return mean if len(values) == 1 else f"{mean} ({low}{to}{high})"
 
 
 def slices(campaign: str, *columns: str) -> list[str]:
@@ -739,6 +743,27 @@ def real_model() -> list[str]:
     return markdown(header, rows)
 
 
+def smollm2() -> list[str]:
+    """Compare training runs of a public model with several seeds here and in TRL."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for own in measurements(read("campaign_smollm2")).values():
+        found.setdefault(own["training"]["name"], []).append(own)
+    rows = [
+        [
+            *(f"`{name}`", str(len(runs))),
+            mean_and_range(run["before"]["answer_reward"]["value"] for run in runs),
+            mean_and_range(run["training"]["after"]["answer_reward"]["value"] for run in runs),
+            ", ".join(
+                f"{rise['value']:+.3f} ({rise['low']:.3f}-{rise['high']:.3f})"
+                for rise in (run["training"]["differences"]["answer_reward"] for run in runs)
+            ),
+        ]
+        for name, runs in found.items()
+    ]
+    header = ["training", "seeds", "right before", "right after", "rise of each seed"]
+    return markdown(header, rows)
+
+
 def answers_of(figures: Mapping[str, Any], *, interval: bool) -> list[str]:
     right = figures["answer_reward"]
     between_ = f" ({right['low']:.3f}-{right['high']:.3f})" if interval else ""
@@ -844,6 +869,8 @@ TABLES: dict[str, Callable[..., list[str]]] = {
             advantages,
             critic_errors,
             slices,
+            curves,
+            smollm2,
             asynchrony,
             schedule,
             peers,
