@@ -118,9 +118,11 @@ def paragraph(menu: Menu) -> list[str]:
     ):
         arms = [_named(menu, row) for row in menu.others if row.verdict == verdict]
         said += [f"{opening}: {', '.join(arms)}."] if arms else []
-    undecided = [_with_difference(row) for row in menu.others if row.verdict == UNDECIDED]
+    undecided = [row for row in menu.others if row.verdict == UNDECIDED]
     if undecided:
-        said.append(f"Undecided: {', '.join(undecided)}.")
+        brackets = any(row.judgement is not None for row in undecided)
+        opening = f"Undecided{' (brackets: difference in reward)' if brackets else ''}"
+        said.append(f"{opening}: {', '.join(map(_with_difference, undecided))}.")
         said += _clear_but_undecided(menu)
         said += _prices(menu)
     said += _without_verdict(menu)

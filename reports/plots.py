@@ -456,13 +456,13 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages",
             title="Seconds for 100 responses, by stage",
-            look=f"{_beware(comparison)}The median time of each stage. The longest stage is the "
-            "one to speed up. The vertical tick marks the median total time for 100 responses, "
-            "excluding evaluation. The eval segment therefore extends beyond the tick. The tables "
-            "count all rounds, so an arm with a lag is slower there if its trials are short: "
-            "nothing overlaps with the first responses of a trial. If other segments also extend "
-            "far beyond the tick, stages overlap. Ignore a small excess: each time is "
-            f"a separate median over the rounds. {waits}.{passes} "
+            look=f"{_beware(comparison)}The median time of each stage (for eval, the mean). The "
+            "longest stage is the one to speed up. The vertical tick marks the median total time "
+            "for 100 responses, excluding evaluation. The eval segment therefore extends beyond "
+            "the tick. The tables count all rounds, so an arm with a lag is slower there if its "
+            "trials are short: nothing overlaps with the first responses of a trial. If other "
+            "segments also extend far beyond the tick, stages overlap. Ignore a small excess: each "
+            f"time is a separate median over the rounds. {waits}.{passes} "
             "Checkpoints are written between rounds, so only the table of arms shows their time.",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",

@@ -88,7 +88,9 @@ def test_the_menu_is_a_paragraph_a_table_and_notes(command, tmp_path):
     assert (
         "Yes, any loss is below the margin: sync (reward difference +0.000, at worst -0.0" in told
     )
-    assert re.search(r"Undecided: async_k1 \([+-]0\.\d{3}\)\. ", told)
+    assert re.search(
+        r"Undecided \(brackets: difference in reward\): async_k1 \([+-]0\.\d{3}\)\. ", told
+    )
     (line,) = (line for line in output.splitlines() if line.startswith("sync "))
     assert "no worse" in line
     (line,) = (line for line in output.splitlines() if line.startswith("async_k1 "))
