@@ -102,8 +102,9 @@ class TrialSummary:
     checkpoint_s: float
     device_hours: float | None
     part_weights: Mapping[str, float]  # weight of each part of the reward; empty without weights
-    # Name of a part of the reward -> its held-out means: before training, in the latest evaluation.
-    parts: Mapping[str, tuple[float, float]]
+    # Name of a part of the reward -> its held-out means: before training, and in the latest
+    # evaluation after that, if there is one.
+    parts: Mapping[str, tuple[float, float | None]]
     first: float | None
     last: float | None
     # Planned number of responses to train on before an evaluation -> held-out reward.
@@ -150,7 +151,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         device_hours=trial.last("cost/device_hours"),
         part_weights=trial.config.task.part_weights,
         parts={
-            name: (first, last)
+            name: (first, last if trial.reward_after is not None else None)
             for name in held_out_parts([trial])
             if (first := trial.last(f"eval_part/{name}_first")) is not None
             and (last := trial.last(f"eval_part/{name}_mean")) is not None
@@ -425,8 +426,10 @@ class Comparison:
             shown = []
             for name in names:
                 pairs = [trial.parts[name] for trial in trials if name in trial.parts]
-                before, after = (statistics.median(ends) for ends in zip(*pairs, strict=True))
-                shown.append(f"{name} {before:.3f} -> {after:.3f}")
+                before = statistics.median(first for first, _ in pairs)
+                later = [last for _, last in pairs if last is not None]
+                after = f"{statistics.median(later):.3f}" if later else "-"
+                shown.append(f"{name} {before:.3f} -> {after}")
             if shown:
                 notes.append(
                     f"Parts of the held-out reward of {arm}, before training and at the latest "

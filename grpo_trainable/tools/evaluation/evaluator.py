@@ -229,11 +229,13 @@ def sampling_threads(asked: int | None, trained: TrainedPolicy | None, parameter
         asked: The requested number, or None.
         trained: Policy of a trial. The default is the number of threads of the trial's generators,
             because the same number of threads gives the same bits. Without a trial, the default is
-            one thread for every `PARAMETERS_PER_THREAD` parameters, up to the number of cores.
+            one thread for every `PARAMETERS_PER_THREAD` parameters, up to the number of torch's
+            threads (the cores, or OMP_NUM_THREADS).
         parameters: Number of parameters of the policy.
     """
     if asked is not None:
         return asked
     if trained is not None:
         return threads(resources.generator_cpus(trained.config))
-    return min(len(os.sched_getaffinity(0)), max(1, parameters // PARAMETERS_PER_THREAD))
+    most = min(len(os.sched_getaffinity(0)), torch.get_num_threads())
+    return min(most, max(1, parameters // PARAMETERS_PER_THREAD))

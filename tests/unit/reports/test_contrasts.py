@@ -827,6 +827,14 @@ def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
     assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
 
 
+def test_a_part_that_was_not_evaluated_after_training_has_no_second_figure(tmp_path):
+    first = {"eval_part/brief_first": 0.75, "eval_part/brief_mean": 0.75, "eval/round": 0.0}
+    row = experiments.row(1, **first)
+    comparison = compare(write(tmp_path / "e", {BASE: [[row]]}).trials)
+    (note,) = [note for note in comparison.footnotes() if note.startswith("Parts of")]
+    assert note.endswith("without their weights: brief 0.750 -> -.")
+
+
 def test_the_parts_of_a_reward_are_shown_before_and_after_training(tmp_path):
     shown = {"eval_part/brief_first": 0.75, "part/brief_mean": 0.5}
     own = [

@@ -345,6 +345,12 @@ def test_a_small_policy_samples_on_one_thread():
     assert sampling_threads(3, None, 1_000_000) == 3
 
 
+def test_a_large_policy_samples_on_at_most_the_threads_of_torch(monkeypatch):
+    """The environment variable OMP_NUM_THREADS sets their number when torch is imported."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert sampling_threads(None, None, 4 * PARAMETERS_PER_THREAD) == 1
+
+
 def test_a_checkpoint_is_sampled_with_the_threads_of_its_trial(policy, tmp_path):
     own = config(policy, resources={"generator_cpus": 1.95})
     trained = read_trained_policy(checkpoint(tmp_path / "checkpoint_000001", own))
