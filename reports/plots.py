@@ -414,7 +414,10 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
     trials = [trial for own in arms.values() for trial in own]
     colocated = [trial.config.placement == "colocated" for trial in trials]
-    both = "both patterned bars show the same time, in which neither generator nor learner works"
+    both = (
+        "both patterned bars show the same time, in which neither generator nor learner works, "
+        "for instance between rounds"
+    )
     waits = both.capitalize()
     if not all(colocated):
         waits = (
@@ -459,9 +462,10 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             look=f"{_beware(comparison)}The median time of each stage (for eval, the mean). The "
             "longest stage is the one to speed up. The vertical tick marks the median total time "
             "for 100 responses, excluding evaluation. The eval segment therefore extends beyond "
-            "the tick. The tables count all rounds, so an arm with a lag is slower there if its "
-            "trials are short: nothing overlaps with the first responses of a trial. If other "
-            "segments also extend far beyond the tick, stages overlap. Ignore a small excess: each "
+            "the tick. Speeds in the tables are lower: they also count the time between rounds, "
+            "and rounds that are slower than the median, such as the first round of an arm with a "
+            "lag, in which nothing overlaps with the first responses. If other segments also "
+            "extend far beyond the tick, stages overlap. Ignore a small excess: each "
             f"time is a separate median over the rounds. {waits}.{passes} "
             "Checkpoints are written between rounds, so only the table of arms shows their time.",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
