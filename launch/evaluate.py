@@ -23,6 +23,7 @@ from grpo_trainable.command_line import FAILED, OK, Parser, UsageError, number
 from grpo_trainable.config import CHECKS
 from grpo_trainable.config.conditions import CONTROL
 from grpo_trainable.config.parsing import advice_for_option
+from grpo_trainable.text import plural
 
 if TYPE_CHECKING:
     from grpo_trainable.config import GRPOConfig
@@ -337,6 +338,7 @@ def _evaluator(args: argparse.Namespace, plan: _Plan) -> Evaluator:
     policy = load_evaluated_policy(plan.config, plan.trained)
     threads = sampling_threads(args.threads, plan.trained, policy.parameters)
     torch.set_num_threads(threads)
+    print(f"sampling on {device} with {plural(threads, 'thread')}", file=sys.stderr)
     # This also limits the tokenizers library, which would start one thread per core.
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     evaluator = Evaluator(plan.config, policy, device=device, batch=args.batch)

@@ -308,6 +308,7 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
         told += f" It runs {together} at a time, so expect about {_time(overlapped)}."
     if price is not None and price.disturbed:
         told += " These times are rough, because other processes slowed some of the trials."
+    told += _with_more_prompts(menu, needed)
     storage = "" if _in_default_storage(menu) else " (add --storage, as for this experiment)"
     return [f"{told} To run the new experiment{storage}:\n{_new_experiment(menu, run, most)}"]
 
@@ -321,6 +322,33 @@ def _seeds_needed(menu: Menu) -> dict[str, int]:
         and row.judgement.seeds_missing
         and row.judgement.seeds_needed is not None
     }
+
+
+def _with_more_prompts(menu: Menu, needed: Mapping[str, int]) -> str:
+    """Say how many seeds are enough if the last evaluation has more prompts, and if that pays.
+
+    Args:
+        menu: The menu.
+        needed: The number of seeds that a decision needs, by arm.
+    """
+    noise = {row.arm: row.noise for row in menu.others if row.arm in needed}
+    pays = {
+        arm: own
+        for arm, own in noise.items()
+        if own is not None and own.held_out is not None and own.cheaper == "prompts"
+    }
+    prompts = {own.more_prompts for own in pays.values()}
+    if len(prompts) != 1:
+        return ""
+    most = max(needed.values())
+    shares = {arm: own.relative_seeds for arm, own in pays.items()}
+    fewer = max(2, *(math.ceil(seeds * shares.get(arm, 1)) for arm, seeds in needed.items()))
+    if fewer == most:
+        return ""
+    return (
+        f" With --set eval.final_prompts={prompts.pop()} in addition, {fewer} seeds would probably "
+        "be enough."
+    )
 
 
 def _arms_to_run(menu: Menu) -> list[MenuRow]:
@@ -416,7 +444,7 @@ def _said_of_pareto_set(menu: Menu) -> str:
         return ""
     told = (
         f" {PARETO}: no other arm is faster, cheaper and higher in reward at the same time, "
-        "judging by unrounded figures (Pareto set)."
+        "judging by unrounded figures, without their intervals (Pareto set)."
     )
     left_out = [
         row.arm

@@ -220,7 +220,7 @@ class Collector:
             batches: Number of the round's rollout batches that have a group.
             planned: Number of rollout batches that a round should have.
         """
-        why = "had no group left to train on (rewards failed or were equal, or groups were stale)"
+        why = "had no group left to train on (rewards were missing or equal, or groups were stale)"
         if batches:
             note = f"{planned - batches} of {planned} rollout batches {why} and were left out"
         else:

@@ -47,10 +47,12 @@ def local_directory(path: str, *, weights: bool = True) -> Path:
     """
     if Path(path).is_dir():
         return Path(path)
-    if not is_hub_id(path):
+    is_file = Path(path).exists()
+    if is_file or not is_hub_id(path):
         raise ValueError(
-            f"{path}: no such directory; valid: the directory of a policy of this package or of a "
-            "Hugging Face causal language model, or a name on the hub (organisation/name)"
+            f"{path}: {'is a file' if is_file else 'no such directory'}; valid: the directory of a "
+            "policy of this package or of a Hugging Face causal language model, or a name on the "
+            "hub (organisation/name)"
         )
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ValueError(

@@ -258,6 +258,21 @@ def test_advice_on_prompts_knows_how_many_the_task_holds_out(tmp_path, held_out,
     assert said in " ".join(notes(menu(directory)))
 
 
+def test_the_command_says_how_many_seeds_are_enough_with_more_prompts(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e", held_out_prompts=100)
+    write_arm(directory, BASE, 2.0, [(0.5, 0.5)] * 3, eval_s=2.5)
+    write_arm(directory, OTHER, 2.0, [(0.7, 0.5), (0.3, 0.5), (0.5, 0.5)], eval_s=2.5)
+    found = menu(directory)
+    row = by_arm(found)[OTHER].judgement
+    assert row is not None
+    assert row.seeds_needed is not None
+    # All noise comes from the evaluation, so 8 prompts instead of 2 need a quarter of the seeds.
+    enough = math.ceil(row.seeds_needed / 4)
+    assert 2 <= enough < row.seeds_needed
+    said = f"With --set eval.final_prompts=8 in addition, {enough} seeds would probably be enough."
+    assert said in notes(found)[-1]
+
+
 def test_the_command_of_a_new_experiment_is_complete(tmp_path, monkeypatch):
     directory = experiments.write_experiment(
         tmp_path / "e",

@@ -356,6 +356,9 @@ def test_a_directory_is_never_looked_for_on_the_hub(tmp_path: Path, monkeypatch)
     with pytest.raises(ValueError, match="missing: no such directory; valid: ") as error:
         local_directory(str(tmp_path / "missing"))
     one_line(error)
+    (tmp_path / "org" / "model.gguf").touch()
+    with pytest.raises(ValueError, match=r"^org/model\.gguf: is a file; valid: the directory of "):
+        local_directory("org/model.gguf")
 
 
 @pytest.mark.slow
