@@ -74,7 +74,8 @@ PPO_OF_CONTROL = {
     "placement": "colocated",
     **{"loss.type": "ppo", "loss.advantage": "gae", "loss.gae_lambda": 0.95},
 }
-# A quarter of the default batch, and eight steps on each batch: 32 times as many gradient steps.
+# A quarter of the default batch, and eight steps on each batch: 32 times as many gradient steps as
+# in `grpo`, and eight times as many as in `ppo`.
 MANY_STEPS = {"rollout.prompts": 2, "k": 8, "k_mode": "same_batch"}
 
 CONTROL = SearchSpace(
