@@ -338,7 +338,6 @@ def _evaluator(args: argparse.Namespace, plan: _Plan) -> Evaluator:
     policy = load_evaluated_policy(plan.config, plan.trained)
     threads = sampling_threads(args.threads, plan.trained, policy.parameters)
     torch.set_num_threads(threads)
-    print(f"sampling on {device} with {plural(threads, 'thread')}", file=sys.stderr)
     # This also limits the tokenizers library, which would start one thread per core.
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     evaluator = Evaluator(plan.config, policy, device=device, batch=args.batch)
@@ -402,8 +401,10 @@ def _sampled(evaluator: Evaluator) -> list[Generation]:
     On a terminal, progress is a bar. Otherwise, a line appears every half minute.
     A batch may take minutes. Meanwhile, the number of sampled tokens is shown.
     """
+    import torch
     from tqdm import tqdm
 
+    threads = plural(torch.get_num_threads(), "thread")
     generations: list[Generation] = []
     tokens, next_line_at = 0, time.monotonic() + LINE_EVERY_S
     with tqdm(
@@ -423,7 +424,8 @@ def _sampled(evaluator: Evaluator) -> list[Generation]:
             if bar.disable and time.monotonic() >= next_line_at:
                 next_line_at = time.monotonic() + LINE_EVERY_S
                 done = f"{len(generations)} of {evaluator.responses} responses"
-                print(f"{time.strftime('%H:%M:%S')}  {done}, {at}", file=sys.stderr, flush=True)
+                line = f"{time.strftime('%H:%M:%S')}  {done}, {at}, {threads}"
+                print(line, file=sys.stderr, flush=True)
 
         for batch in evaluator.batches(sampled_one):
             tokens = 0
