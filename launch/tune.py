@@ -569,7 +569,8 @@ def tell(
         where = plan.run_directory / failure.directory / "error.txt"
         print(f"failed: {failure.trial}: {failure.error}\n        see {where}")
     if interrupted:  # a report takes seconds, and a job scheduler may soon kill the command
-        print(f"for a report of the results so far: {command}")
+        if any(trial.rows for trial in experiment.trials):
+            print(f"for a report of the results so far: {command}")
         if here:  # a copy from an object store has no checkpoints
             planned = len(experiment.trials) + len(experiment.not_begun)
             print(*left_off(experiment.trials, planned), sep="\n")

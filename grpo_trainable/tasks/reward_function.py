@@ -28,6 +28,14 @@ FORMS = (
     "verl's (data_source, solution_str, ground_truth, extra_info)"
 )
 VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
+# Parameters for verl's reward manager `batch`, which scores responses to several prompts.
+VERL_LISTS = {"data_sources", "solution_strs", "ground_truths", "extra_infos"}
+# Names that a first or a second parameter of this package's form must not have.
+NOT_THE_RESPONSE = {
+    *("ground_truth", "truth", "gold", "label", "reference", "target"),
+    *("expected", "prompt", "question", "query"),
+}
+NOT_THE_TRUTH = {"response", "completion", "generation", "output", "prediction", "prompt"}
 TRL_LISTS = {"prompts", "completions", "completion_ids"}
 TRL_LOGS = {"log_extra", "log_metric"}
 # TRL passes these columns of the data under other names, or not at all.
@@ -119,7 +127,12 @@ def _of_form(function: Any) -> RewardFunction:
             f"takes {takes}, each with a default value, so it probably makes a reward function; "
             "name a function that it has made"
         )
-    if fits_own:
+    if fits_own and takes.misnamed:
+        raise ValueError(
+            f"takes {takes}, but the response is passed first and the true answer second; put the "
+            "parameters in this order, and name them response and ground_truth"
+        )
+    if fits_own and not takes.names & VERL_LISTS:
         return _own(function)
     raise ValueError(f"takes {takes}; accepted: {FORMS}")
 
@@ -138,6 +151,10 @@ class _Parameters:
             p.default is not inspect.Parameter.empty for p in fixed
         )
         self.any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        first, second, *_ = [*(p.name for p in parameters if p.kind in positional), "", ""]
+        # True: the names contradict the order in which this package passes arguments.
+        self.misnamed = first in NOT_THE_RESPONSE or second in NOT_THE_TRUTH
         self._signature = signature
 
     def accept_two(self) -> bool:

@@ -21,7 +21,7 @@ from reports import experiment_files
 from reports.evaluations.categories import categories_page
 from reports.evaluations.measures import measures
 from reports.evaluations.page import render_page
-from reports.evaluations.pairs import Difference
+from reports.evaluations.pairs import Difference, changed_settings
 from reports.evaluations.record import EvaluationRecord
 from reports.experiment_files import one_line
 from reports.intervals import LEVEL
@@ -31,7 +31,9 @@ FORMAT = 1
 DATA = "evaluation.json"
 PARQUET = "generations.parquet"
 PAGE = "evaluation.html"
-ORIGIN = ("created", "command", "seconds", "grpo_trainable", "commit", "packages", "machine")
+ORIGIN = (
+    *("created", "command", "seconds", "code", "grpo_trainable", "commit", "packages", "machine"),
+)
 
 GENERATIONS = pa.schema(
     {
@@ -200,7 +202,7 @@ def evaluation_data(
         "level": LEVEL,
         "figures": {name: asdict(measure.figure()) for name, measure in measures(record).items()},
         **_categories(record),
-        **({} if against is None else {"against": _against(against, paired)}),
+        **({} if against is None else {"against": _against(record, against, paired)}),
         "problems": record.problems,
         "config": dict(record.config),
         **record.origin,
@@ -212,10 +214,13 @@ def _categories(record: EvaluationRecord) -> dict[str, Any]:
     return {} if found is None else {"categories": {name: len(own) for name, own in found.items()}}
 
 
-def _against(against: EvaluationRecord, paired: Sequence[Difference]) -> dict[str, Any]:
+def _against(
+    record: EvaluationRecord, against: EvaluationRecord, paired: Sequence[Difference]
+) -> dict[str, Any]:
     return {
         "name": against.name,
         "policy": dict(against.policy),
+        "changed_settings": changed_settings(record, against),
         "differences": {
             difference.name: {
                 "own": difference.own,

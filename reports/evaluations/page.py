@@ -23,6 +23,7 @@ from reports.evaluations.record import EvaluationRecord
 from reports.evaluations.summary import (
     DIFFERENCES,
     FIGURES,
+    comparison_problems,
     difference_rows,
     figure_rows,
     policy_line,
@@ -56,9 +57,10 @@ def render_page(
     """
     measured = measures(record)
     drawn, images, missing = _drawn(record, measured)
+    compared = [] if against is None else comparison_problems(record, against)
     sections = [
         _head(record),
-        _problems([*record.problems, *missing]),
+        _problems([*record.problems, *compared, *missing]),
         _figures_section(measured),
         _against_section(against, paired),
         _plots_section(drawn, images),

@@ -10,7 +10,7 @@ from grpo_trainable.text import plural, written
 from reports.evaluations.categories import HEADER as CATEGORIES
 from reports.evaluations.categories import table_rows
 from reports.evaluations.measures import Figure, Measure, measures
-from reports.evaluations.pairs import Difference
+from reports.evaluations.pairs import Difference, changed_settings
 from reports.evaluations.record import EvaluationRecord
 from reports.intervals import identical
 
@@ -71,6 +71,17 @@ def difference_rows(paired: Sequence[Difference]) -> list[tuple[str, ...]]:
     ]
 
 
+def comparison_problems(record: EvaluationRecord, against: EvaluationRecord) -> list[str]:
+    """Return reasons why the differences may be due to more than the policies, one line each."""
+    changed = changed_settings(record, against)
+    if not changed:
+        return []
+    return [
+        "the two evaluations sampled or scored responses with different settings, so the "
+        f"differences are not due to the policies alone: {'; '.join(changed)}"
+    ]
+
+
 def _distinct(found: Sequence[Row]) -> list[Row]:
     """Drop the answer reward if there is pass@1, because the two are equal."""
     names = {own.name for own in found}
@@ -121,6 +132,7 @@ def console_lines(
         prompts = max((own.prompts for own in paired), default=0)
         both = f"{plural(prompts, 'prompt')} that both policies answered"
         yield f"compared with {against.name}, over {both}"
+        yield from map("note: {}".format, comparison_problems(record, against))
         yield from _table(DIFFERENCES, difference_rows(paired))
     for problem in record.problems:
         yield f"note: {problem}"

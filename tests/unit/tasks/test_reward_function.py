@@ -117,6 +117,11 @@ def test_a_function_of_trls_form_scores_groups_and_names_the_columns_it_needs(fu
             lambda solution_str, ground_truth, reward_router_address: 1.0,
             "takes (solution_str, ground_truth, reward_router_address)",
         ),
+        (lambda solution_strs, ground_truths: 1.0, "takes (solution_strs, ground_truths)"),
+        (
+            lambda solution_strs, ground_truths, **kwargs: 1.0,
+            "takes (solution_strs, ground_truths, **kwargs)",
+        ),
     ],
 )
 def test_any_other_function_is_refused_in_a_line_that_shows_its_parameters(function, shown):
@@ -125,6 +130,23 @@ def test_any_other_function_is_refused_in_a_line_that_shows_its_parameters(funct
     for accepted in ("(response, ground_truth)", "(completions, **kwargs)", "solution_str"):
         assert accepted in str(error.value).partition("; ")[2]
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda ground_truth, response: 1.0,
+        lambda answer, response: 1.0,
+        lambda prompt, completion: 1.0,
+        lambda prompt, answer: 1.0,
+        lambda completion, prompt, **kwargs: 1.0,
+        lambda gold, prediction, /, scale=1.0: 1.0,
+        functools.partial(lambda scale, ground_truth, response: 1.0, 2.0),
+    ],
+)
+def test_names_that_contradict_the_order_of_the_two_arguments_are_refused(function):
+    with pytest.raises(ValueError, match="the response is passed first and the true answer second"):
+        as_reward(function)
 
 
 def test_a_function_that_hides_its_parameters_is_called_with_two_values():
