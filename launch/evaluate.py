@@ -360,15 +360,15 @@ def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> No
 def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
     """Sample, write and print. Return FAILED if the engine or too many rewards failed."""
     from grpo_trainable.engines.engine import EngineError
-    from grpo_trainable.tasks.input_files import input_digests, users_objects
-    from grpo_trainable.tools.evaluation.settings import is_read
+    from grpo_trainable.tasks.input_files import input_digests, input_files
+    from reports.evaluations.changes import takes_part
     from reports.evaluations.files import DATA, PAGE, write_evaluation
     from reports.evaluations.pairs import differences
     from reports.evaluations.record import EvaluationRecord
     from reports.evaluations.summary import console_lines
 
     started = time.time()
-    code = input_digests(plan.config, keys=set(filter(is_read, users_objects(plan.config))))
+    files = input_digests(plan.config, keys=set(filter(takes_part, input_files(plan.config))))
     try:
         generations = _sampled(evaluator)
     except EngineError as error:
@@ -378,7 +378,7 @@ def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
         policy=evaluator.policy.to_dict(),
         config=plan.config.to_dict(),
         generations=generations,
-        origin=_origin(argv, started) | {"code": code},
+        origin=_origin(argv, started) | {"files": files},
     )
     paired = [] if plan.against is None else differences(record, plan.against)
     try:

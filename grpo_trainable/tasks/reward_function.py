@@ -28,14 +28,17 @@ FORMS = (
     "verl's (data_source, solution_str, ground_truth, extra_info)"
 )
 VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
-# Parameters for verl's reward manager `batch`, which scores responses to several prompts.
-VERL_LISTS = {"data_sources", "solution_strs", "ground_truths", "extra_infos"}
-# Names that a first or a second parameter of this package's form must not have.
+VERL_LIST = "solution_strs"  # of functions for verl's reward manager `batch`
+# In this package's form, names that the first parameter must not have, and then names that the
+# second one must not have.
 NOT_THE_RESPONSE = {
-    *("ground_truth", "truth", "gold", "label", "reference", "target"),
-    *("expected", "prompt", "question", "query"),
+    *("ground_truth", "truth", "gt", "gold", "reference", "target", "expected", "y_true"),
+    *("ground_truths", "gts", "references", "targets", "prompt", "question"),
 }
-NOT_THE_TRUTH = {"response", "completion", "generation", "output", "prediction", "prompt"}
+NOT_THE_TRUTH = {
+    *("response", "completion", "generation", "prediction", "pred", "y_pred"),
+    *("responses", "generations", "predictions", "preds", "prompt", "question"),
+}
 TRL_LISTS = {"prompts", "completions", "completion_ids"}
 TRL_LOGS = {"log_extra", "log_metric"}
 # TRL passes these columns of the data under other names, or not at all.
@@ -129,10 +132,10 @@ def _of_form(function: Any) -> RewardFunction:
         )
     if fits_own and takes.misnamed:
         raise ValueError(
-            f"takes {takes}, but the response is passed first and the true answer second; put the "
-            "parameters in this order, and name them response and ground_truth"
+            f"takes {takes}, but the first argument is the response and the second one the true "
+            "answer; reorder or rename the parameters, or use TRL's form to get prompts"
         )
-    if fits_own and not takes.names & VERL_LISTS:
+    if fits_own and VERL_LIST not in takes.names:
         return _own(function)
     raise ValueError(f"takes {takes}; accepted: {FORMS}")
 

@@ -19,9 +19,10 @@ from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.tools.evaluation.generation import Generation
 from reports import experiment_files
 from reports.evaluations.categories import categories_page
+from reports.evaluations.changes import SECTIONS, changes
 from reports.evaluations.measures import measures
 from reports.evaluations.page import render_page
-from reports.evaluations.pairs import Difference, changed_settings
+from reports.evaluations.pairs import Difference
 from reports.evaluations.record import EvaluationRecord
 from reports.experiment_files import one_line
 from reports.intervals import LEVEL
@@ -32,7 +33,7 @@ DATA = "evaluation.json"
 PARQUET = "generations.parquet"
 PAGE = "evaluation.html"
 ORIGIN = (
-    *("created", "command", "seconds", "code", "grpo_trainable", "commit", "packages", "machine"),
+    *("created", "command", "seconds", "files", "grpo_trainable", "commit", "packages", "machine"),
 )
 
 GENERATIONS = pa.schema(
@@ -126,12 +127,17 @@ def read_evaluation(directory: Path) -> EvaluationRecord:
     """
     data = _read_data(directory)
     try:
+        config = dict(data["config"])
+        sections = {section: dict(config.get(section, {})) for section in SECTIONS}
+        origin = {key: data[key] for key in ORIGIN if key in data}
+        if "files" in origin:
+            origin["files"] = dict(origin["files"])
         return EvaluationRecord(
             name=directory.name,
             policy=dict(data["policy"]),
-            config=dict(data["config"]),
+            config={**config, **sections},
             generations=_read_generations(directory),
-            origin={key: data[key] for key in ORIGIN if key in data},
+            origin=origin,
         )
     except EvaluationError:
         raise
@@ -220,7 +226,7 @@ def _against(
     return {
         "name": against.name,
         "policy": dict(against.policy),
-        "changed_settings": changed_settings(record, against),
+        "changes": changes(record, against),
         "differences": {
             difference.name: {
                 "own": difference.own,

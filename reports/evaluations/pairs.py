@@ -5,29 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from grpo_trainable.config import shown
-from grpo_trainable.tools.evaluation.settings import is_read
 from reports.evaluations.measures import TITLES, measures
 from reports.evaluations.record import EvaluationRecord
 from reports.intervals import alike, over_prompts
-from reports.markup import visible
 
 # Minimum number of prompts at which the same difference on every prompt is significant. The
 # chance that equal policies differ in the same direction on all 6 prompts is 2 / 2^6 = 3 %.
 SIGN_TEST = 6
-# Sections of a config that say how a policy's responses are sampled and scored, and those of their
-# keys that change neither a response to a prompt nor its reward.
-SECTIONS = ("task", "env", "rollout", "eval")
-NO_EFFECT = {
-    *("task.train_file", "task.eval_file", "task.keywords_file", "task.keywords_per_prompt"),
-    *("task.size", "task.max_error_rate", "task.strict", "task.reward_deadline_s"),
-    *("env.allow_unsafe", "env.step_deadline_s", "env.episode_deadline_s", "env.patience_s"),
-    *("eval.prompts", "eval.samples"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,36 +68,6 @@ def differences(own: EvaluationRecord, other: EvaluationRecord) -> list[Differen
             found.append(_difference(name, pairs))
     order = list(ours)
     return sorted(found, key=lambda difference: order.index(difference.name))
-
-
-def changed_settings(own: EvaluationRecord, other: EvaluationRecord) -> list[str]:
-    """Return the settings for sampling and scoring that differ, as `KEY=VALUE (the other: VALUE)`.
-
-    If they differ, so do rewards or responses, even of the same policy. A file of code that has
-    changed since the other evaluation counts as a different value.
-    """
-    ours, theirs = _settings(own), _settings(other)
-    changed = [key for key, value in ours.items() if key in theirs and theirs[key] != value]
-    found = [f"{key}={_text(ours[key])} (the other: {_text(theirs[key])})" for key in changed]
-    code, before = (record.origin.get("code", {}) for record in (own, other))
-    edited = [key for key in code.keys() & before.keys() if code[key] != before[key]]
-    found += [f"{key} (its file has changed)" for key in sorted(set(edited) - set(changed))]
-    return found
-
-
-def _text(value: Any) -> str:
-    """Return a setting's value as text. Some values are text already, such as JSON."""
-    return visible(value) if isinstance(value, str) else shown(value)
-
-
-def _settings(record: EvaluationRecord) -> dict[str, Any]:
-    """Return key -> value for the settings that change responses or rewards."""
-    settings = {
-        f"{section}.{name}": value
-        for section in SECTIONS
-        for name, value in record.config.get(section, {}).items()
-    }
-    return {k: v for k, v in settings.items() if is_read(k) and k not in NO_EFFECT}
 
 
 def _difference(name: str, pairs: np.ndarray) -> Difference:

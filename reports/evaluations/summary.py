@@ -9,8 +9,9 @@ from grpo_trainable.config import shown
 from grpo_trainable.text import plural, written
 from reports.evaluations.categories import HEADER as CATEGORIES
 from reports.evaluations.categories import table_rows
+from reports.evaluations.changes import changes
 from reports.evaluations.measures import Figure, Measure, measures
-from reports.evaluations.pairs import Difference, changed_settings
+from reports.evaluations.pairs import Difference
 from reports.evaluations.record import EvaluationRecord
 from reports.intervals import identical
 
@@ -73,12 +74,12 @@ def difference_rows(paired: Sequence[Difference]) -> list[tuple[str, ...]]:
 
 def comparison_problems(record: EvaluationRecord, against: EvaluationRecord) -> list[str]:
     """Return reasons why the differences may be due to more than the policies, one line each."""
-    changed = changed_settings(record, against)
-    if not changed:
+    found = changes(record, against)
+    if not found:
         return []
     return [
-        "the two evaluations sampled or scored responses with different settings, so the "
-        f"differences are not due to the policies alone: {'; '.join(changed)}"
+        "the policies are not all that differs between the two evaluations, so the differences may "
+        f"have other causes: {'; '.join(found)}"
     ]
 
 

@@ -77,6 +77,20 @@ def test_a_policy_is_evaluated_from_start_to_end(command, policy, tmp_path):
     assert against["differences"]["reward"]["prompts"] == 4
 
 
+def test_a_comparison_says_that_the_reward_has_changed(command, policy, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(response, ground_truth):\n    return 1.0\n")
+    same = ("--model", policy, *SHORT, "--set", "task.reward=mine.py:score")
+    assert command(*same, "--out", "first")[0] == 0
+    assert "note:" not in command(*same, "--out", "second", "--against", "first")[1]
+
+    (tmp_path / "mine.py").write_text("def score(response, ground_truth):\n    return 2.0\n")
+    out = command(*same, "--out", "third", "--against", "first")[1]
+    assert "task.reward (its file has changed)" in out
+    data = json.loads((tmp_path / "third" / "evaluation.json").read_text())
+    assert data["files"].keys() == {"task.reward"}
+    assert data["against"]["changes"] == ["task.reward (its file has changed)"]
+
+
 @pytest.mark.slow
 def test_the_problems_that_ship_end_at_a_text_and_have_a_majority(command, tmp_path):
     status, out, error = command(

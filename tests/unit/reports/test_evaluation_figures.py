@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 from evaluations import answered, generation, record, unscored
 
-from grpo_trainable.config import GRPOConfig
 from reports.evaluations.categories import categories_page, table_rows
 from reports.evaluations.files import evaluation_data
 from reports.evaluations.measures import Figure, measures
-from reports.evaluations.page import render_page
-from reports.evaluations.pairs import changed_settings, differences
-from reports.evaluations.record import EvaluationRecord
+from reports.evaluations.pairs import differences
 from reports.evaluations.summary import console_lines
 from reports.intervals import over_seeds, wilson
 
@@ -229,7 +223,7 @@ def test_data_has_what_there_is_and_nothing_else():
 def test_data_of_a_comparison_names_the_other():
     before, after = answered([[0], [0]], name="before"), answered([[1], [1]])
     data = evaluation_data(after, before, differences(after, before))["against"]
-    assert (data["name"], data["changed_settings"]) == ("before", [])
+    assert (data["name"], data["changes"]) == ("before", [])
     assert data["differences"]["reward"] == {
         "own": 1.0,
         "other": 0.0,
@@ -239,42 +233,6 @@ def test_data_of_a_comparison_names_the_other():
         "prompts": 2,
         "told_apart": None,
     }
-
-
-def with_settings(name: str, code: str, **nested: Any) -> EvaluationRecord:
-    config = json.loads(json.dumps(GRPOConfig.from_dict(nested).to_dict()))
-    return answered([[1], [0]], name=name, config=config, origin={"code": {"task.reward": code}})
-
-
-def test_a_comparison_names_the_settings_that_change_rewards_or_responses_of_the_same_policy():
-    plain = with_settings("before", "a", eval={"prompts": 8}, seed=1)
-    same = with_settings("after", "a", model={"preset": "tiny"}, eval={"samples": 1})
-    assert changed_settings(same, plain) == []
-    assert "note" not in "\n".join(console_lines(same, plain, differences(same, plain)))
-
-    others = with_settings(
-        "after",
-        "b",
-        task={"reward_weights": {"answer": 2.0}},
-        rollout={"max_new_tokens": 12, "temperature": 0.5},  # only training reads the temperature
-        eval={"temperature": 0.3},
-    )
-    assert changed_settings(others, plain) == [
-        'task.reward_weights={"answer": 2.0} (the other: none)',
-        "rollout.max_new_tokens=12 (the other: 60)",
-        "eval.temperature=0.3 (the other: 0.8)",
-        "task.reward (its file has changed)",
-    ]
-    lines = list(console_lines(others, plain, differences(others, plain)))
-    heading = next(i for i, line in enumerate(lines) if line.startswith("compared with before"))
-    assert lines[heading + 1].startswith("note: the two evaluations sampled or scored responses")
-    assert "task.reward_weights={&quot;answer&quot;: 2.0}" in render_page(others, plain, [])
-
-
-def test_an_evaluation_of_an_earlier_version_may_lack_settings():
-    old = with_settings("before", "a")
-    del old.config["eval"]["top_p"], old.origin["code"]
-    assert changed_settings(with_settings("after", "b", eval={"top_p": 0.5}), old) == []
 
 
 def test_the_console_shows_figures_categories_and_the_difference():

@@ -102,7 +102,17 @@ def test_a_directory_without_an_evaluation_is_told_so(tmp_path):
         ("evaluation.json", b"{", "evaluation.json"),
         ("evaluation.json", b"[]", "has format list"),
         ("evaluation.json", b'{"format": 2}', "has format 2, but this program reads format 1"),
-        ("evaluation.json", b'{"format": 1}', "'policy'"),
+        ("evaluation.json", b'{"format": 1, "config": {}}', "'policy'"),
+        (
+            "evaluation.json",
+            b'{"format": 1, "policy": {}, "config": {"task": null}}',
+            "contains no readable evaluation",
+        ),
+        (
+            "evaluation.json",
+            b'{"format": 1, "policy": {}, "config": {}, "files": 3}',
+            "contains no readable evaluation",
+        ),
         ("generations.parquet", b"PAR1", "contains no readable evaluation"),
     ],
 )

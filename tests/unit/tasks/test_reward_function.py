@@ -72,6 +72,10 @@ def with_kwargs(response, ground_truth, **kwargs):
         accepts_anything,
         Judge(),
         lambda completion, answer: 1.0,
+        lambda text, label: 1.0,
+        lambda query, ground_truth: 1.0,
+        lambda response, ground_truths: 1.0,
+        lambda prediction, output: 1.0,
         functools.partial(with_a_default, scale=2.0),
         lambda solution_str, ground_truth: 1.0,
         lambda data_source, solution_str, ground_truth, extra_info: 1.0,
@@ -141,11 +145,14 @@ def test_any_other_function_is_refused_in_a_line_that_shows_its_parameters(funct
         lambda prompt, answer: 1.0,
         lambda completion, prompt, **kwargs: 1.0,
         lambda gold, prediction, /, scale=1.0: 1.0,
+        lambda y_true, y_pred: 1.0,
         functools.partial(lambda scale, ground_truth, response: 1.0, 2.0),
     ],
 )
 def test_names_that_contradict_the_order_of_the_two_arguments_are_refused(function):
-    with pytest.raises(ValueError, match="the response is passed first and the true answer second"):
+    with pytest.raises(
+        ValueError, match="the first argument is the response and the second one the"
+    ):
         as_reward(function)
 
 
