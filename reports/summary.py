@@ -74,6 +74,11 @@ UNSCORED = (
     "with rewards over other prompts. Differences with an interval count only prompts that both "
     "sides scored. Most prompts left out of an evaluation"
 )
+FAILED_REWARDS = (
+    "The reward failed on some responses, so their groups were not trained on. The console shows "
+    "an example in each such round. With task.strict=true, a trial ends at the first failure. "
+    "Failed responses"
+)
 DIFFERENT = "The trials trained on different numbers of samples"
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
@@ -111,6 +116,7 @@ class TrialSummary:
     rewards: Mapping[int, float]
     # Number of held-out prompts, before training and in the latest evaluation after round 0.
     eval_prompts: tuple[int, int]
+    reward_errors: int  # training responses whose reward failed
     unscored: int  # most prompts that an evaluation left out because they could not be scored
     may_repeat_prompts: bool  # True if the task may have fewer held-out prompts
     exact_lag: bool | None  # True if the lag is exact and so saves no time; None at lag 0
@@ -167,6 +173,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
             schedule.held_out_prompts(trial.config, final=False),
             schedule.held_out_prompts(trial.config, final=trial.complete),
         ),
+        reward_errors=int(trial.last("count/reward_errors") or 0),
         unscored=int(max(trial.column("eval/unscored"), default=0)),
         may_repeat_prompts=trial.config.task.name not in ENDLESS
         or trial.config.task.train_file is not None
@@ -332,7 +339,8 @@ class Comparison:
             members = sum(map(len, self.arms.values()))
             return f"Medians over {plural(members, 'member')} (minimum to maximum)."
         if self.seeds == 1:
-            return "Each speed-up is shown with its 95% interval." if self.speed else ""
+            shown = any(own.interval for own in self.speed.values())
+            return "Each speed-up is shown with its 95% interval." if shown else ""
         how = " Speed-ups are geometric means over the seeds, with their 95% intervals."
         less = (
             " Speeds and costs leave out trials that other processes disturbed. Samples/s also "
@@ -381,6 +389,7 @@ class Comparison:
             *self._about_parts(),
             *self._short_with_a_lag(),
             *self.about_rewards,
+            *self._failed_rewards(),
             *self._stopped_early(),
             *self._at_equal_samples(),
             *self._stood_still(),
@@ -532,6 +541,11 @@ class Comparison:
             for arm, trials in self.arms.items()
         }
         return [f"{arm}, {', '.join(seeds)}" for arm, seeds in found.items() if seeds]
+
+    def _failed_rewards(self) -> list[str]:
+        errors = {arm: sum(trial.reward_errors for trial in own) for arm, own in self.arms.items()}
+        failed = ", ".join(f"{arm} {number}" for arm, number in errors.items() if number)
+        return [f"{FAILED_REWARDS}: {failed}."] if failed else []
 
     def _what_ratios_are(self) -> str:
         return (

@@ -18,7 +18,7 @@ from grpo_trainable.pipeline.report import Counts, Recorder
 from grpo_trainable.pipeline.requeued_prompts import RequeuedPrompts
 from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors, what_scores
 from grpo_trainable.pipeline.rubric_buffers import RubricBuffers
-from grpo_trainable.protocol.messages import Scored
+from grpo_trainable.protocol.messages import FailedPrompt, Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
 from grpo_trainable.text import plural
@@ -66,6 +66,9 @@ class Collector:
         if config.rollout.stragglers == "requeue":
             self._requeued = RequeuedPrompts()
         self._drawn_row: dict[str, float] = {}  # metrics of the prompts drawn for the round
+        # Since the last note: responses whose reward failed, and their prompts.
+        self._failed_responses = 0
+        self._failed_prompts: list[FailedPrompt] = []
 
     # ---- Sampling ----------------------------------------------------------------------------
 
@@ -153,6 +156,8 @@ class Collector:
         least = max(JUDGED_PROMPTS, schedule.prompts_per_round(self._config)) * group_size
         judged = max(counts.scored_responses, least)
         refuse_reward_errors(self._config, told, counts.reward_errors, judged, scored.failed)
+        self._failed_responses += scored.reward_errors
+        self._failed_prompts += [prompt for prompt in scored.failed if prompt.is_failure]
 
     # ---- Training ----------------------------------------------------------------------------
 
@@ -168,6 +173,7 @@ class Collector:
         batches = [groups for groups in batches if groups]
         if len(batches) < len(batch_ids):
             self._note_missing(len(batches), len(batch_ids))
+        self._note_failed_rewards()
         return batches
 
     def _sample(self, batch_id: BatchId) -> list[RolloutGroup]:
@@ -227,6 +233,19 @@ class Collector:
             self.counts.skipped_rounds += 1
             note = f"the round {why} and took no gradient step"
         self._recorder.note(note)
+
+    def _note_failed_rewards(self) -> None:
+        """Add a note if rewards have failed since the last call, with an example."""
+        failed, responses = self._failed_prompts, self._failed_responses
+        self._failed_prompts, self._failed_responses = [], 0
+        if not failed:
+            return
+        example = min(failed, key=lambda prompt: prompt.prompt_index)
+        self._recorder.note(
+            f"{what_scores(self._config)} failed on {plural(responses, 'response')}, so "
+            f"{plural(len(failed), 'group')} cannot be trained on; for example on prompt "
+            f"{example.prompt_index}: {example.reason}"
+        )
 
     def evict(self) -> None:
         """Drop the groups that the learner's next round must not train on."""

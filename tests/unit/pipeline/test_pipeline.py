@@ -969,7 +969,13 @@ def test_a_failure_among_the_first_rewards_is_no_rate() -> None:
 def test_few_failed_rewards_drop_their_groups_and_are_counted() -> None:
     config = config_of(rounds=2, rollout={"prompts": 4}, task={"max_error_rate": 0.5})
     w = virtual_trial(config, reward_fails=lambda stream, index: stream == "train" and index == 1)
-    last = w.run(2)[-1].metrics
+    first, second = w.run(2)
+    assert first.notes == [
+        "the reward function failed on 2 responses, so 1 group cannot be trained on; for example "
+        "on prompt 1: KeyError: 'apple'"
+    ]
+    assert second.notes == []
+    last = second.metrics
     assert last["count/dropped_reward"] == last["count/dropped"] == 1
     assert last["count/reward_errors"] == config.rollout.group_size
     assert trained_prompts(w) == [0, 2, 3, 4, 5, 6, 7]
@@ -1007,9 +1013,9 @@ def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
     }
     assert not {"reward/eval_mean", "version/learner", "buffer/size"} & absent
     assert rows[1].keys() <= rows[2].keys() == rows[0].keys()
-    (note,) = [note for report in reports for note in report.notes]
-    assert note in reports[1].notes
-    assert "took no gradient step" in note
+    (note,) = [note for note in reports[1].notes if "took no gradient step" in note]
+    (failed,) = [each for report in reports for each in report.notes if each != note]
+    assert failed.startswith("the reward function failed on 4 responses, so 2 groups cannot be")
 
 
 def test_empty_batch_costs_its_own_gradient_step_alone() -> None:
@@ -1022,8 +1028,9 @@ def test_empty_batch_costs_its_own_gradient_step_alone() -> None:
     assert w.trained[-1].prompt_indices == ((8, 9), (10, 11))
     assert last.metrics["version/learner"] == 5
     assert last.metrics["count/skipped_rounds"] == 0
-    (note,) = last.notes
-    assert note.startswith("1 of 3 rollout batches had no group left")
+    missing, failed = last.notes
+    assert missing.startswith("1 of 3 rollout batches had no group left")
+    assert failed.startswith("the reward function failed on 4 responses, so 2 groups cannot be")
 
 
 @pytest.mark.slow

@@ -1155,6 +1155,16 @@ def test_a_prompt_without_a_reward_does_not_count(tmp_path):
     assert ", on 2 prompts" in said
 
 
+def test_a_warning_counts_the_training_responses_whose_reward_failed(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    for arm, errors in (("colocated_k1", 0.0), ("sync", 3.0)):
+        rows = [experiments.row(1), experiments.row(2, count__reward_errors=errors)]
+        experiments.write_trial(directory, experiments.config(arm), rows)
+    warnings = compare(read_experiment(directory).trials).warnings()
+    (warning,) = [text for text in warnings if "reward failed" in text]
+    assert warning.endswith("Failed responses: sync 3.")
+
+
 def test_a_note_counts_the_prompts_that_evaluations_left_out(tmp_path):
     directory = experiments.write_experiment(tmp_path / "e")
     for arm, unscored in (("colocated_k1", 0.0), ("sync", 3.0)):
