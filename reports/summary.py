@@ -543,7 +543,10 @@ class Comparison:
         return [f"{arm}, {', '.join(seeds)}" for arm, seeds in found.items() if seeds]
 
     def _failed_rewards(self) -> list[str]:
-        errors = {arm: sum(trial.reward_errors for trial in own) for arm, own in self.arms.items()}
+        total = max if self.lineage else sum  # a copy of a member goes on with the member's count
+        errors = {
+            arm: total(trial.reward_errors for trial in own) for arm, own in self.arms.items()
+        }
         failed = ", ".join(f"{arm} {number}" for arm, number in errors.items() if number)
         return [f"{FAILED_REWARDS}: {failed}."] if failed else []
 

@@ -173,7 +173,6 @@ class Collector:
         batches = [groups for groups in batches if groups]
         if len(batches) < len(batch_ids):
             self._note_missing(len(batches), len(batch_ids))
-        self._note_failed_rewards()
         return batches
 
     def _sample(self, batch_id: BatchId) -> list[RolloutGroup]:
@@ -234,7 +233,7 @@ class Collector:
             note = f"the round {why} and took no gradient step"
         self._recorder.note(note)
 
-    def _note_failed_rewards(self) -> None:
+    def note_failed_rewards(self) -> None:
         """Add a note if rewards have failed since the last call, with an example."""
         failed, responses = self._failed_prompts, self._failed_responses
         self._failed_prompts, self._failed_responses = [], 0

@@ -472,6 +472,7 @@ class Pipeline:
         row["version/generator"] = float(self._fleet.version)
         row["fleet/generators"] = float(len(self._fleet.generators))
         row["sync/first_s"] = self._first_sync_s
+        self._collector.note_failed_rewards()
         note = self._standstill.note(row)
         recorder.notes += [] if note is None else [note]
         return recorder.report(updated, groups, row, start=start, end=end, last=last)

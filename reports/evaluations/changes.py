@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from grpo_trainable.config import shown
+from grpo_trainable.text import plural
 from grpo_trainable.tools.evaluation.settings import is_read
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import visible
@@ -25,14 +24,19 @@ _MIX = "task.mix"
 
 
 def takes_part(key: str) -> bool:
-    """Return True if an input file, named by its config key, takes part in sampling or scoring.
+    """Return True if a setting or an input file takes part in sampling or scoring.
 
-    The files of the policy and of the prompts do not count.
+    The policy, the engine and the choice of prompts do not count.
+
+    Args:
+        key: A config key, or the key of a file, such as `task.reward/1`. In a mix of tasks, such a
+            key begins with `task.mix/LABEL/NAME`.
     """
     setting = key.partition("/")[0]
-    if setting == _MIX:  # task.mix/LABEL/NAME, perhaps with another / and the name of a file
+    if setting == _MIX and key != _MIX:
         setting = f"task.{key.split('/')[2]}"
-    return is_read(setting) and not setting.startswith("model.") and setting not in NO_EFFECT
+    section = setting.partition(".")[0]
+    return section in SECTIONS and is_read(setting) and setting not in NO_EFFECT
 
 
 def changes(own: EvaluationRecord, other: EvaluationRecord) -> list[str]:
@@ -46,15 +50,14 @@ def changes(own: EvaluationRecord, other: EvaluationRecord) -> list[str]:
     files, before = (record.origin.get("files", {}) for record in (own, other))
     changed = [
         key
-        for key in ours.keys() & theirs.keys()
-        if ours[key] != theirs[key]
-        and not _only_moved(ours[key], theirs[key], _under(key, files), _under(key, before))
+        for key in sorted(ours.keys() & theirs.keys())
+        if _parsed(ours[key]) != _parsed(theirs[key])
     ]
     named = {name for key in changed for name in _under(key, files)}
-    edited = [key for key in files.keys() & before.keys() if files[key] != before[key]]
+    edited = {key for key in files.keys() & before.keys() if files[key] != before[key]}
     return [
-        *(f"{k}={_text(ours[k])} (the other: {_text(theirs[k])})" for k in sorted(changed)),
-        *(f"{key} (its file has changed)" for key in sorted(set(edited) - named)),
+        *(_told(key, ours[key], theirs[key], files, before) for key in changed),
+        *(f"{key} (its file has changed)" for key in sorted(edited - named)),
         *_other_answers(own, other),
     ]
 
@@ -62,23 +65,20 @@ def changes(own: EvaluationRecord, other: EvaluationRecord) -> list[str]:
 def _settings(record: EvaluationRecord) -> dict[str, Any]:
     """Return key -> value for the settings that change responses or rewards.
 
-    A mix of tasks has the key `task.mix/LABEL` for each of its tasks.
+    A setting of a task in a mix has the key `task.mix/LABEL/NAME`, and `task.mix` has the labels.
     """
-    every = {
-        f"{section}.{name}": _parsed(value)
+    settings = {
+        f"{section}.{name}": value
         for section in SECTIONS
         for name, value in record.config.get(section, {}).items()
     }
-    mix = every.pop(_MIX, None)
-    settings = {key: value for key, value in every.items() if takes_part(key)}
-    for label, entry in mix.items() if isinstance(mix, Mapping) else ():
-        if isinstance(entry, Mapping):
-            settings[f"{_MIX}/{label}"] = {
-                name: value
-                for name, value in entry.items()
-                if name != "weight" and f"task.{name}" not in NO_EFFECT
-            }
-    return settings
+    mix = _parsed(settings.get(_MIX))
+    if isinstance(mix, Mapping):
+        settings[_MIX] = ", ".join(sorted(mix))
+        for label, entry in mix.items():
+            named = entry.items() if isinstance(entry, Mapping) else ()
+            settings |= {f"{_MIX}/{label}/{k}": v for k, v in named if k != "weight"}
+    return {key: value for key, value in settings.items() if takes_part(key)}
 
 
 def _parsed(value: Any) -> Any:
@@ -96,30 +96,36 @@ def _under(key: str, files: Mapping[str, str]) -> dict[str, str]:
     return {name: digest for name, digest in files.items() if f"{name}/".startswith(f"{key}/")}
 
 
-def _only_moved(own: Any, other: Any, files: Mapping[str, str], before: Mapping[str, str]) -> bool:
-    """Return True if two values name the same objects in files with equal content."""
-    return bool(files) and files == before and _without_files(own) == _without_files(other)
-
-
-def _without_files(value: Any) -> str:
-    """Return a value as text, where `DIRECTORY/FILE.py:NAME` has become `NAME`."""
-    return re.sub(r'[^\s"\[,]*[:/]', "", json.dumps(value))
+def _told(
+    key: str, own: Any, other: Any, files: Mapping[str, str], before: Mapping[str, str]
+) -> str:
+    """Return a setting with its two values. A file may only have been copied, so this is told."""
+    named = _under(key, files)
+    equal = "; the files are equal" if named and named == _under(key, before) else ""
+    return f"{key}={_text(own)} (the other: {_text(other)}{equal})"
 
 
 def _text(value: Any) -> str:
-    return visible(value) if isinstance(value, str) else shown(value)
+    """Return a value as one visible line. The other evaluation may come from anybody."""
+    if value is None:
+        return "none"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return visible(" ".join(text.split()))
 
 
 def _other_answers(own: EvaluationRecord, other: EvaluationRecord) -> Iterable[str]:
+    """Yield the number of shared prompts that have no true answer in common."""
     ours, theirs = _answers(own), _answers(other)
-    differing = [text for text in ours.keys() & theirs.keys() if ours[text] != theirs[text]]
-    if differing:
-        yield f"the true answers of prompts ({len(differing)} differ)"
+    count = sum(ours[text].isdisjoint(theirs[text]) for text in ours.keys() & theirs.keys())
+    if count:
+        yield f"the true answers of {plural(count, 'prompt')}"
 
 
 def _answers(record: EvaluationRecord) -> dict[str, set[str]]:
     """Return the true answers of each prompt. A repeated prompt may have several."""
     found: dict[str, set[str]] = {}
     for own in record.generations:
-        found.setdefault(own.prompt, set()).add(json.dumps(own.ground_truth, sort_keys=True))
+        # As read from a file: keys that are numbers become texts there.
+        stored = json.loads(json.dumps(own.ground_truth))
+        found.setdefault(own.prompt, set()).add(json.dumps(stored, sort_keys=True))
     return found

@@ -68,10 +68,12 @@ def test_equal_json_is_no_change(own, other):
     assert changes(with_task(reward_weights=own), with_task(reward_weights=other)) == []
 
 
-def test_files_that_have_changed_are_named_and_moved_files_are_not():
+def test_files_that_have_changed_or_moved_are_named():
     before = with_task({"task.reward": "a"}, reward="/old/rewards.py:score")
     moved = with_task({"task.reward": "a"}, reward="/new/copy.py:score")
-    assert changes(moved, before) == []
+    assert changes(moved, before) == [
+        "task.reward=/new/copy.py:score (the other: /old/rewards.py:score; the files are equal)"
+    ]
     edited = with_task({"task.reward": "b"}, reward="/old/rewards.py:score")
     assert changes(edited, before) == ["task.reward (its file has changed)"]
     both = with_task({"task.reward": "b"}, reward="/new/copy.py:score")
@@ -85,7 +87,6 @@ def test_files_that_have_changed_are_named_and_moved_files_are_not():
 def test_a_list_of_rewards_is_named_once():
     files = {"task.reward/1": "a", "task.reward/2/model.safetensors": "b"}
     before = with_task(files, reward='["/x/r.py:f", "model:/x/m"]')
-    assert changes(with_task(files, reward='["/y/r.py:f", "model:/y/m"]'), before) == []
     retrained = with_task(
         files | {"task.reward/2/model.safetensors": "c"}, reward=before.config["task"]["reward"]
     )
@@ -101,13 +102,36 @@ def test_the_weights_and_the_training_files_of_a_mix_do_not_count():
 
     before = mixed(weight=1, train_file="a.jsonl")
     assert changes(mixed(weight=2, train_file="b.jsonl"), before) == []
-    assert len(changes(mixed(weight=1, match="all"), before)) == 1
+    assert changes(with_task(mix='{"hard": {"name": "keyword"}}'), before) == [
+        "task.mix=hard (the other: easy)"
+    ]
+    any_, all_ = mixed(match="any"), mixed(match="all")
+    assert changes(all_, any_) == ["task.mix/easy/match=all (the other: any)"]
+
+
+def test_long_and_hostile_values_are_shown_in_full_and_visibly():
+    start = '["/home/alice/experiments/2026/rewards/correct.py:exact", "/home/alice/length.py:'
+    (line,) = changes(with_task(reward=f'{start}a"]'), with_task(reward=f'{start}b"]'))
+    assert line == f'task.reward={start}a"] (the other: {start}b"])'
+    (line,) = changes(with_task(reward="a"), with_task(reward=["\ud800\x9b31m\n"]))
+    assert line.isascii()
+    assert line.isprintable()
 
 
 def test_true_answers_of_the_same_prompt_are_compared():
     own = record([generation(0), generation(1, ground_truth=["cat"])])
     other = record([generation(0), generation(1, ground_truth=["dog"])])
-    assert changes(own, other) == ["the true answers of prompts (1 differ)"]
+    assert changes(own, other) == ["the true answers of 1 prompt"]
+
+
+def test_true_answers_are_compared_as_they_are_stored():
+    truth = {2: "a", 10: "b", "x": None}
+    own = record([generation(0, ground_truth=truth)])
+    other = record([generation(0, ground_truth=json.loads(json.dumps(truth)))])
+    assert changes(own, other) == []
+    # A repeated prompt with one of its answers.
+    several = record([generation(0, ground_truth={"number": n}) for n in (1, 2)])
+    assert changes(several, record([generation(0, ground_truth={"number": 2})])) == []
 
 
 def test_an_evaluation_of_an_earlier_version_may_lack_settings_and_files():
@@ -123,7 +147,7 @@ def test_an_evaluation_of_an_earlier_version_may_lack_settings_and_files():
         ("task.reward/2/model.safetensors", True),
         ("task.template", True),
         ("task.mix/easy/reward/1", True),
-        ("engine", True),
+        ("task.mix", True),
         ("task.eval_file", False),
         ("task.mix/easy/train_file", False),
         ("task.train_file/part-0.parquet", False),
