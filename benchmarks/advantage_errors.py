@@ -18,7 +18,7 @@ Given a segment, everything sampled after it or beside it is random: the rest of
 other responses of the group, and the completions. The mean squared error of an estimate is the sum
 of its variance and its squared bias in this sense. A bias that depends only on the state before the
 segment, as that of `return` and `gae`, acts as a baseline: it makes the policy gradient noisier,
-but not wrong on average. An error of the critic's V(after) makes it wrong.
+but not wrong on average. But if the critic's V(after) is wrong, so is the gradient on average.
 
 The true values and the critic's values determine variance and bias, so no estimate is sampled. The
 squared biases contain the noise of the true values. Its variance is subtracted.

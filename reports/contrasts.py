@@ -57,6 +57,10 @@ class Contrast:
         """Return True if the arm's figure is above the baseline's."""
         return self.value > self.neutral
 
+    def clearly(self, *, more: bool) -> bool:
+        """Return True if the interval lies above equality, or with more=False, below it."""
+        return bool(self.told_apart) and self.more is more
+
     @property
     def seeds_needed(self) -> int | None:
         """Number of seeds that would show a difference of this size in four of five experiments.

@@ -141,7 +141,7 @@ def _faster(menu: Menu) -> list[str]:
     if not speeds or (len(speeds) < len(timed) and not is_faster):
         return []
     costs = {row.arm: row.cost for row in timed if row.cost is not None}
-    return [faster(speeds, costs, menu.baseline.arm)]
+    return [faster(speeds, costs, menu.baseline.arm), *menu.on_equal_devices]
 
 
 def _clear_but_undecided(menu: Menu) -> list[str]:

@@ -32,7 +32,7 @@ from reports.parquet_reader import TrialFiles
 from reports.population import HEADER as LINEAGE
 from reports.population import SAID
 from reports.records import ExperimentRecord, TrialRecord, count_stopped
-from reports.settings import settings_section
+from reports.settings import run_section, settings_section
 from reports.summary import MARK, Comparison, ends
 from reports.verdicts import REWARD
 from search_spaces.columns import SHARES
@@ -86,6 +86,7 @@ def render_page(
             for section in menu_plots
             if any(plot.missing is None for plot in section.plots)
         ),
+        run_section(experiment),
         _audit_section(audits, experiment),
         _missing(experiment, files, damaged),
         _table_section(comparison, experiment),
@@ -152,6 +153,8 @@ def _head(
     state = "good" if _all_done(experiment) else "bad"
     answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
     answered += f'<p class="note">{escaped(no_verdict)}</p>\n' if no_verdict else ""
+    if arms > 1:
+        answered += '<p class="note"><a href="#run">What was run</a> explains the arms.</p>\n'
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f"{_arms_run(experiment)}"
@@ -346,7 +349,7 @@ def _some(names: Sequence[str], total: int) -> str:
 def _table_section(comparison: Comparison, experiment: ExperimentRecord) -> str:
     several = len(comparison.arms) > 1
     title = "Comparison of the arms" if several else "The arm"
-    see = ' See <a href="#settings">Settings</a> for how the arms differ.' if several else ""
+    see = ""
     usual = GRPOConfig.from_dict({}).loss
     if any(trial.config.loss != usual for trial in experiment.trials):
         see += f" docs/algorithms.md explains {'their objectives' if several else 'its objective'}."
@@ -464,7 +467,8 @@ def _answer_section(found: Answer | None) -> str:
     of_stages = ""
     if first < len(header):
         of_stages = (
-            "<p>Each stage's share of a round's work, including disturbed rounds:</p>\n"
+            "<p>Each stage's share of a round's work, including the rounds that other processes "
+            "disturbed:</p>\n"
             f"{narrow_tables((header[0], *header[first:]), shares)}\n"
         )
     return (

@@ -477,8 +477,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
             look=f"{_beware(comparison)}One panel per arm, with the medians over its trials. "
-            "Layers other than eval should be steady. If one grows or spikes, look at the trace of "
-            f"that round.{overlap}{spikes}{exact}",
+            "Layers other than eval should be steady. If one grows or spikes, see that round in a "
+            f"trace (under Next steps).{overlap}{spikes}{exact}",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
             alt="Stacked areas of the seconds of each stage, one panel per arm: "
             f"{', '.join(arms)}.",

@@ -1,55 +1,116 @@
-"""The settings section of the page: shared settings, settings by arm, and the user's files."""
+"""The sections of the page on what was run, on all settings, and on the user's files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grpo_trainable.config import defaults_with, flatten, shown
+from grpo_trainable.config import (
+    CHECKS,
+    GRPOConfig,
+    defaults_with,
+    flatten,
+    resources,
+    schedule,
+    shown,
+)
 from grpo_trainable.text import plural
 from reports.markup import escaped, html_table, narrow_tables
 from reports.own_files import SHORT, are_noted, own_files, replaced
 from reports.records import ExperimentRecord, TrialRecord
 
 Flat = Mapping[str, Any]  # dotted key -> value
+# Figures that follow from the settings; shown if they differ between arms.
+COMPUTED: dict[str, Callable[[GRPOConfig], str]] = {
+    "responses per round": lambda config: str(schedule.responses_per_round(config)),
+    "reserved devices": lambda config: (
+        f"{resources.devices(config):g} {'GPUs' if resources.uses_gpus(config) else 'CPUs'}"
+    ),
+}
+MAX_OPEN = 12  # a table with more arms, or a list of more settings, is folded
+CODE = r"<code>\1</code>"
 BETWEEN = " | "  # separates the values of an arm's trials
 NO_EFFECT = (
     '<p class="note">-: the setting has no effect in this arm or in some of its trials.</p>\n'
 )
 
 
-def settings_section(experiment: ExperimentRecord) -> str:
-    """Return the section as HTML."""
-    by_arm: dict[str, list[Flat]] = {}
-    for trial in experiment.trials:
-        by_arm.setdefault(trial.arm, []).append(trial.config.in_effect)
-    every = [flat for trials in by_arm.values() for flat in trials]
-    # A user's task adds keys, so arms can differ in their keys.
-    keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
-    first = every[0]
-    shared = {k: first.get(k) for k in keys if all(f.get(k) == first.get(k) for f in every)}
-    configs = {arm: [t.config for t in experiment.trials if t.arm == arm] for arm in by_arm}
+def run_section(experiment: ExperimentRecord) -> str:
+    """Return the section on what was run as HTML: the settings that were chosen, explained."""
+    by_arm, shared = _by_arm(experiment), _shared(experiment)
+    keys = dict.fromkeys(
+        k for own in by_arm.values() for trial in own for k in trial.config.in_effect
+    )
+    different = [key for key in keys if key not in (*shared, "arm", "seed")]
 
-    def cell(key: str, arm: str) -> str:
-        values = [
-            shown(flat.get(key)) if config.reads(key) else "-"
-            for flat, config in zip(by_arm[arm], configs[arm], strict=True)
-        ]
-        return BETWEEN.join(dict.fromkeys(values))
+    def setting(trial: TrialRecord, key: str) -> str:
+        return shown(trial.config.in_effect.get(key)) if trial.config.reads(key) else "-"
 
-    different = [(key, *(cell(key, arm) for arm in by_arm)) for key in keys if key not in shared]
-    if experiment.own_tuner and different:
-        names = [", ".join(t.label for t in experiment.trials if t.arm == arm) for arm in by_arm]
-        different.insert(0, ("trial", *names))
+    def row(key: str, of: Callable[[TrialRecord, str], str]) -> tuple[str, ...]:
+        cells = (dict.fromkeys(of(trial, key) for trial in own) for own in by_arm.values())
+        return (key, *map(BETWEEN.join, cells))
+
+    rows = [row(key, setting) for key in different]
+    computed = [row(key, lambda trial, key: COMPUTED[key](trial.config)) for key in COMPUTED]
+    computed = [own for own in computed if len(set(own[1:])) > 1]
+    if experiment.own_tuner and rows:
+        names = [", ".join(trial.label for trial in own) for own in by_arm.values()]
+        rows.insert(0, ("trial", *names))
     between = "arms" if len(by_arm) > 1 else "trials (their latest values)"
+    opened = " open" if len(by_arm) <= MAX_OPEN else ""
     table = (
-        f"<h3>Settings that differ between {between}: values in effect</h3>\n"
-        f"{narrow_tables(('key', *by_arm), different, figures=False)}\n"
-        f"{NO_EFFECT if any(map(_has_dash, different)) else ''}"
-        if different
+        f"<details{opened}><summary>Settings that differ between {between}: values in effect"
+        f"</summary>\n{narrow_tables(('key', *by_arm), [*rows, *computed], figures=False)}\n"
+        f"{NO_EFFECT if any(map(_has_dash, rows)) else ''}</details>\n"
+        if rows
         else "<p>The trials differ only in arm and seed.</p>\n"
     )
+    changed, unknown = _changed(shared, experiment)
+    said = [_seeds(experiment), *_at_equal_samples(experiment)]
+    said.append(f"Shared settings that differ from the defaults: {_listed(changed, shared)}.")
+    if unknown:
+        said.append(
+            "Settings of your own task whose defaults were not recorded: "
+            f"{_listed(unknown, shared)}."
+        )
+    return (
+        '<section id="run">\n<h2>What was run</h2>\n'
+        f"<p>{escaped(' '.join(said))}</p>\n{table}"
+        f"{_meanings([*different, *changed])}</section>"
+    )
+
+
+def _meanings(keys: Sequence[str]) -> str:
+    """Explain settings as HTML; empty if there are none, or only settings of a user's task."""
+    known = {key: CHECKS[key].meaning for key in keys if key in CHECKS}
+    if not known:
+        return ""
+    said = (escaped(f"`{key}`: {meaning}") for key, meaning in known.items())
+    items = "".join(f"<li>{re.sub('`([^`]+)`', CODE, text)}</li>\n" for text in said)
+    opened = " open" if len(known) <= MAX_OPEN else ""
+    return (
+        f"<details{opened}><summary>What these settings mean</summary>\n<ul>{items}</ul>\n"
+        "</details>\n"
+    )
+
+
+def _at_equal_samples(experiment: ExperimentRecord) -> list[str]:
+    """Say how many responses each trial trains on, if the plan is the same for all trials."""
+    configs = [trial.config for trial in experiment.trials]
+    totals = {own.rounds * schedule.responses_per_round(own) for own in configs}
+    if len(totals) > 1:
+        return []
+    said = f"Every trial is planned with {totals.pop()} responses (samples)"
+    if len({own.rounds for own in configs}) > 1:
+        said += ", so an arm with more responses per round has fewer rounds"
+    return [f"{said}."]
+
+
+def settings_section(experiment: ExperimentRecord) -> str:
+    """Return the section on all settings and on the user's files as HTML."""
+    shared = _shared(experiment)
     jsons = "\n".join(
         f"<details><summary>{escaped(arm)}: params.json of {escaped(trials[0].name)}, "
         "as given</summary>"
@@ -57,14 +118,30 @@ def settings_section(experiment: ExperimentRecord) -> str:
         for arm, trials in experiment.arms.items()
     )
     return (
-        f'<section id="settings">\n<h2>Settings</h2>\n'
-        f"<p>{escaped(' '.join([_seeds(experiment), *_of_all(shared, experiment)]))}</p>\n{table}"
+        '<section id="settings">\n<h2>All settings</h2>\n'
         f"{_files_table(experiment)}"
         f"<details><summary>All {plural(len(shared), 'setting')} that the trials share</summary>\n"
         f"{html_table(('key', 'value'), [(key, shown(value)) for key, value in shared.items()])}"
         f"</details>\n{jsons}\n"
         f"{_description(experiment)}</section>"
     )
+
+
+def _by_arm(experiment: ExperimentRecord) -> dict[str, list[TrialRecord]]:
+    """Return the trials of each arm, including trials without a finished round."""
+    by_arm: dict[str, list[TrialRecord]] = {}
+    for trial in experiment.trials:
+        by_arm.setdefault(trial.arm, []).append(trial)
+    return by_arm
+
+
+def _shared(experiment: ExperimentRecord) -> dict[str, Any]:
+    """Return the settings with the same value in effect in all trials, by dotted key."""
+    every = [trial.config.in_effect for trial in experiment.trials]
+    # A user's task adds keys, so arms can differ in their keys.
+    keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
+    first = every[0]
+    return {k: first.get(k) for k in keys if all(f.get(k) == first.get(k) for f in every)}
 
 
 def _has_dash(cells: Sequence[str]) -> bool:
@@ -84,8 +161,8 @@ def _seeds(experiment: ExperimentRecord) -> str:
     return f"{'Seed' if len(seeds) == 1 else 'Seeds'}: {', '.join(map(str, seeds))}."
 
 
-def _of_all(shared: Flat, experiment: ExperimentRecord) -> list[str]:
-    """Return sentences about the settings that all trials share."""
+def _changed(shared: Flat, experiment: ExperimentRecord) -> tuple[list[str], list[str]]:
+    """Return the shared settings that differ from their defaults, and those without known ones."""
     known = [default_settings(trial, experiment.description) for trial in experiment.trials]
     given = [flatten(trial.config.to_dict()) for trial in experiment.trials]
     unknown = [key for key in shared if not all(key in defaults for defaults in known)]
@@ -97,13 +174,7 @@ def _of_all(shared: Flat, experiment: ExperimentRecord) -> list[str]:
             _same(defaults[key], own[key]) for defaults, own in zip(known, given, strict=True)
         )
     ]
-    said = [f"Shared settings that differ from the defaults: {_listed(changed, shared)}."]
-    if unknown:
-        said.append(
-            "Settings of your own task whose defaults were not recorded: "
-            f"{_listed(unknown, shared)}."
-        )
-    return said
+    return changed, unknown
 
 
 def _same(first: Any, second: Any) -> bool:

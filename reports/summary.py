@@ -21,6 +21,7 @@ from grpo_trainable.text import joined, plural, rate, written
 from reports import changes
 from reports.changes import Change
 from reports.contrasts import Contrast, NotComparable, speed_up
+from reports.intervals import LEVEL
 from reports.pace import Pace, counted_disturbed
 from reports.population import HEADER as LINEAGE
 from reports.population import SAID, lineage
@@ -226,6 +227,7 @@ class Comparison:
     changes: Mapping[str, Sequence[Change]]  # side effects of training, by arm
     lineage: Sequence[tuple[str, ...]] = ()  # rows of the table of a population's members
     awaited: str | None = None  # the planned baseline until it has a timed round, then None
+    on_equal_devices: Sequence[str] = ()  # sentences on faster arms with more devices
 
     @property
     def seeds(self) -> int:
@@ -386,6 +388,7 @@ class Comparison:
             notes.append(f"These speed-ups rest on only some of the seeds: {', '.join(fewer)}.")
         return [
             *notes,
+            *filter(None, [" ".join(self.on_equal_devices)]),
             *self._about_parts(),
             *self._short_with_a_lag(),
             *self.about_rewards,
@@ -416,9 +419,10 @@ class Comparison:
         if before != after:
             over += f" before training and over {prompts(after)} at the latest evaluation"
             error += f" before training and {at_most(after)} at the latest evaluation"
+        medians = ", and can differ from the differences of these medians"
         paired = (
             "Differences between arms are computed for each seed and prompt, so they are more "
-            "precise, and differ from the differences of these medians. "
+            f"precise{medians if self.seeds > 1 else ''}. "
             if len(self.arms) > 1
             else ""
         )
@@ -526,8 +530,8 @@ class Comparison:
             return []
         arms = joined([f"{arm} ({plural(rounds, 'round')})" for arm, rounds in short.items()])
         return [
-            "Nothing overlaps with the first responses of a trial with a lag. This makes the "
-            f"speed-up of short trials lower than that of long ones: {arms}."
+            "The learner of a trial with a lag first waits for responses. In a short trial, this "
+            f"wait counts more, so the speed-up is lower than that of a long trial: {arms}."
         ]
 
     def _disturbed(self) -> list[str]:
@@ -703,7 +707,10 @@ def compare(
     planned = waiting | {arm for arm, _ in not_begun}
     awaited = preferred if preferred in planned and preferred not in timed else None
     alone = replace(alone, awaited=awaited)
-    return alone if baseline is None else relative_to(alone, records, baseline)
+    if baseline is None:
+        return alone
+    found = relative_to(alone, records, baseline)
+    return replace(found, on_equal_devices=on_equal_devices(found, records))
 
 
 def relative_to(
@@ -735,6 +742,58 @@ def relative_to(
     return replace(
         comparison, baseline=baseline, speed=speed, cost=cost, not_comparable=not_comparable
     )
+
+
+def on_equal_devices(
+    comparison: Comparison, records: Mapping[str, Sequence[TrialRecord]]
+) -> list[str]:
+    """Compare the faster arms that reserve more devices with other arms that reserve as many.
+
+    Args:
+        comparison: The comparison with the baseline.
+        records: The trials by arm.
+
+    Returns:
+        Sentences that say how many devices these arms reserve, and a comparison for each arm.
+    """
+    base, faster = (
+        comparison.baseline,
+        [a for a, own in comparison.speed.items() if own.clearly(more=True)],
+    )
+    reserved = {
+        arm: (resources.uses_gpus(own[0].config), resources.devices(own[0].config))
+        for arm, own in records.items()
+    }
+    more: dict[str, list[str]] = {}
+    said = []
+    for arm in faster:
+        on_gpus, devices = reserved[arm]
+        if arm not in comparison.cost or base is None or devices <= reserved[base][1]:
+            continue
+        times = written(devices / reserved[base][1], "{:.3g}")
+        more.setdefault(f"{times} times as many {'GPUs' if on_gpus else 'CPUs'}", []).append(arm)
+        compared: dict[str, list[str]] = {}
+        for other in comparison.speed:
+            own = speed_up(records[arm], records[other])
+            if other in faster or reserved[other] != reserved[arm] or not isinstance(own, Contrast):
+                continue
+            side = "clearly " if own.told_apart else "not clearly "
+            side += "slower" if own.clearly(more=False) else "faster"
+            interval = own.shown_interval("{:.2f}x")
+            figures = [written(own.value, "{:.2f}x")]
+            figures += [f"{LEVEL:.0%} interval: {interval}"] if interval else []
+            compared.setdefault(side, []).append(f"{other} ({', '.join(figures)})")
+        if compared:
+            sides = [f"{side} than {joined(others)}" for side, others in compared.items()]
+            said.append(
+                f"Among the arms that reserve as many devices as {arm}, it is "
+                f"{', and '.join(sides)}."
+            )
+    reserving = [
+        f"{joined(arms)} {'reserves' if len(arms) == 1 else 'reserve'} {many} as {base}."
+        for many, arms in more.items()
+    ]
+    return [*reserving, *said]
 
 
 def comparable_by_kl(arms: Mapping[str, Sequence[TrialRecord]]) -> str:

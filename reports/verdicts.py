@@ -184,12 +184,19 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         side: [
             f"{arm} ({written(own.value, reward.form)})"
             for arm, own in reward.contrasts.items()
-            if _clear(own, more=more)
+            if own.clearly(more=more)
         ]
         for side, more in sides
     }
     parts = [f"clearly {side} for {joined(arms)}" for side, arms in clear.items() if arms]
     if parts:
+        unclear = [
+            f"{arm} ({written(own.value, reward.form)})"
+            for arm, own in reward.contrasts.items()
+            if own.told_apart is False and arm in speed.contrasts
+            if speed.contrasts[arm].clearly(more=True)
+        ]
+        parts += [f"not clearly different for {joined(unclear)}"] if unclear else []
         said.append(f"Compared with {base}, the held-out reward is {', and '.join(parts)}.")
     elif reward.contrasts:
         said.append(f"No arm's held-out reward clearly differs from the reward of {base}.")
@@ -222,7 +229,9 @@ def _about_speed(speed: Quantity, cost: Quantity, comparison: Comparison) -> lis
         return comparison.about_exact_lag
     base = comparison.baseline
     if speed.contrasts:
-        said = faster(speed.contrasts, cost.contrasts, base)
+        said = " ".join(
+            [faster(speed.contrasts, cost.contrasts, base), *comparison.on_equal_devices]
+        )
     elif speed.not_comparable:
         said = _all_disturbed(comparison)
     else:
@@ -238,7 +247,7 @@ def faster(speeds: Mapping[str, Contrast], costs: Mapping[str, Contrast], base: 
         costs: The comparisons with the baseline in samples per device-hour, by arm.
         base: The baseline.
     """
-    found = [(own.value, arm) for arm, own in speeds.items() if _clear(own, more=True)]
+    found = [(own.value, arm) for arm, own in speeds.items() if own.clearly(more=True)]
     if not found:
         return f"No arm is clearly faster than {base}."
     named = []
@@ -269,10 +278,6 @@ def _complete_arms(comparison: Comparison) -> list[str]:
     return [
         arm for arm, trials in comparison.arms.items() if any(trial.complete for trial in trials)
     ]
-
-
-def _clear(own: Contrast, *, more: bool) -> bool:
-    return bool(own.told_apart) and own.more is more
 
 
 def _baseline_doubt(comparison: Comparison) -> str | None:
@@ -329,11 +334,8 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, advice: bool) ->
 
     baseline = comparison.baseline
     said = [
-        (quantity.above.format(baseline), listed(lambda own: bool(own.told_apart) and own.more)),
-        (
-            quantity.below.format(baseline),
-            listed(lambda own: bool(own.told_apart) and not own.more),
-        ),
+        (quantity.above.format(baseline), listed(lambda own: own.clearly(more=True))),
+        (quantity.below.format(baseline), listed(lambda own: own.clearly(more=False))),
         (
             f"No clear difference from {baseline} in {quantity.name}",
             listed(lambda own: own.told_apart is False, advice=advice),

@@ -110,7 +110,7 @@ LAG = SearchSpace(
 )
 
 
-# ---- What does staleness alone cost? The same lags, exact on any machine, on one device. ---------
+# ---- What does staleness alone cost? Each rollout is exactly `lag` rounds old, on any machine. ---
 
 EXACT = {**STALE, "placement": "colocated", "lag_mode": "exact"}
 

@@ -920,9 +920,9 @@ def test_a_lag_in_a_short_trial_lowers_the_speed_up(tmp_path, rounds, lag, named
         timed = [experiments.row(n) for n in range(1, rounds + 1)]
         experiments.write_trial(directory, settings, timed)
     notes = compare(read_experiment(directory).trials).footnotes()
-    found = [note for note in notes if "Nothing overlaps" in note]
+    found = [note for note in notes if "waits for responses" in note]
     assert bool(found) is named
-    assert not named or found[0].endswith(f"that of long ones: {OTHER}+lag_1 (4 rounds).")
+    assert not named or found[0].endswith(f"that of a long trial: {OTHER}+lag_1 (4 rounds).")
 
 
 def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
@@ -1072,11 +1072,34 @@ def test_the_answer_names_the_faster_arms_and_every_clear_difference_in_reward(t
     )
     cost = f"{compared.cost[THIRD].value:.2f} times as many per device-hour"
     assert not compared.cost[OTHER].told_apart
-    assert faster == f"Faster than {BASE}: {first}) and {second}; {cost})."
+    devices = f"{OTHER} and {THIRD} reserve 2 times as many CPUs as {BASE}."
+    assert faster == f"Faster than {BASE}: {first}) and {second}; {cost}). {devices}"
     assert reward == (
         f"Compared with {BASE}, the held-out reward is clearly higher for {OTHER} (+0.050), and "
         f"clearly lower for {THIRD} (-0.040)."
     )
+
+
+@pytest.mark.parametrize(
+    ("slower", "said"), [(1.0, "clearly faster than"), (0.72, "not clearly faster than")]
+)
+def test_a_faster_arm_with_more_devices_is_compared_on_equal_devices_too(tmp_path, slower, said):
+    """`sync` reserves as many cores as `async_k1`, and `colocated_k1` half as many."""
+    rng = np.random.default_rng(1)
+    other = [rows(rng, slower), rows(rng, slower * 1.3), rows(rng, slower)]
+    runs = {BASE: [rows(rng) for _ in range(3)], OTHER: other}
+    record = write(tmp_path / "e", {**runs, THIRD: [rows(rng, 0.7) for _ in range(3)]})
+    speed, reward = answered(record, {THIRD: difference(-0.01, 0.02), OTHER: difference(0.1, 0.02)})
+
+    own = speed_up(record.arms[THIRD], record.arms[OTHER])
+    assert isinstance(own, Contrast)
+    interval = f"95% interval: {own.shown_interval('{:.2f}x')}"
+    assert speed.partition("). ")[2] == (
+        f"{THIRD} reserves 2 times as many CPUs as {BASE}. Among the arms that reserve as many "
+        f"devices as {THIRD}, it is {said} {OTHER} ({own.value:.2f}x, {interval})."
+    )
+    assert speed.partition("). ")[2] in compare(record.trials).footnotes()
+    assert reward.endswith(f"{OTHER} (+0.100), and not clearly different for {THIRD} (-0.010).")
 
 
 def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_path):

@@ -10,7 +10,7 @@ import experiments
 import pytest
 
 from callbacks.console import live_table
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import CHECKS, GRPOConfig
 from grpo_trainable.protocol.round_records import SCHEMAS
 from reports import records
 from reports.answers import answer
@@ -24,7 +24,7 @@ from reports.pace import pace_of
 from reports.page import _arms_run, _trained
 from reports.parquet_reader import read_files
 from reports.report_data import report_data
-from reports.settings import NO_EFFECT, settings_section
+from reports.settings import NO_EFFECT, run_section, settings_section
 from reports.summary import HEADER, compare, table
 from reports.verdicts import quantities, short_answer, verdicts
 from search_spaces import SPACES, Column, columns
@@ -227,7 +227,7 @@ def changed_settings(directory: Path, **described: Any) -> str:
     own = {"name": TASK, "largest": 9, "match": "exactly", "signs": ["+", "-"]}
     config = GRPOConfig.from_dict({"arm": "a", "rounds": 1, "task": own}).to_dict()
     experiments.write_trial(directory, config, [experiments.row(1)])
-    section = settings_section(read_experiment(directory))
+    section = run_section(read_experiment(directory))
     return section.partition("<p>")[2].partition("</p>")[0]
 
 
@@ -240,7 +240,7 @@ def test_arms_that_differ_only_in_lag_are_named_and_a_setting_without_effect_has
             (trial,) = SPACES["objectives_by_lag"].trials({"arm": arm, "rounds": 4}, [0])
             experiments.write_trial(directory, trial.to_dict(), [experiments.row(1)])
         record = read_experiment(directory)
-        return _arms_run(record), settings_section(record)
+        return _arms_run(record), run_section(record)
 
     run, settings = page_parts("grpo_lag0", "grpo_lag4", "rloo_lag4")
     assert "The effect of a lag can be seen only between grpo_lag0 and grpo_lag4, because" in run
@@ -254,6 +254,27 @@ def test_arms_that_differ_only_in_lag_are_named_and_a_setting_without_effect_has
     _, settings = page_parts("grpo_lag4", "rloo_lag4", scheduler="pbt")  # one arm
     assert ">0.2 | -</td>" in settings
     assert NO_EFFECT in settings
+
+
+def test_the_page_explains_how_the_arms_differ(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    for arm in ("colocated_k1", "colocated_k8", "sync"):
+        (trial,) = SPACES["async_vs_sync"].trials({"arm": arm}, [0], samples=1024)
+        experiments.write_trial(directory, trial.to_dict(), [experiments.row(1)])
+    page = run_section(read_experiment(directory))
+
+    assert "Every trial is planned with 1024 responses (samples), so an arm with more" in page
+    table = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    cells = {
+        row.partition("</th>")[0]: re.findall(r"<td>([^<>]+)</td>", row)
+        for row in table.split('<th scope="row">')[1:]
+    }
+    assert cells["rounds"] == ["16", "2", "16"]
+    assert cells["responses per round"] == ["64", "512", "64"]
+    assert cells["reserved devices"] == ["0.95 CPUs", "0.95 CPUs", "1.9 CPUs"]
+    for key in ("placement", "k", "k_mode"):  # k_mode is not a default, and all arms share it
+        meaning = CHECKS[key].meaning.replace("'", "&#x27;")
+        assert f"<li><code>{key}</code>: {meaning}</li>" in page
 
 
 @pytest.mark.parametrize(
@@ -279,7 +300,8 @@ def test_a_setting_of_a_users_task_is_compared_with_the_default_that_it_declares
     own = {"task.largest": 9.0, "task.match": "exactly", "task.signs": ("+", "-")}
     said = changed_settings(tmp_path / "same", task_defaults={TASK: own})
     assert said == (
-        f"Seed: 0. Shared settings that differ from the defaults: rounds=1; task.name={TASK}."
+        "Seed: 0. Every trial is planned with 64 responses (samples). Shared settings that differ "
+        f"from the defaults: rounds=1; task.name={TASK}."
     )
     own["task.largest"] = 10
     said = changed_settings(tmp_path / "other", task_defaults={TASK: own})
@@ -303,6 +325,7 @@ def test_settings_are_shown_with_the_values_that_take_effect(tmp_path):
     )
     page = settings_section(read_experiment(directory))
     assert '<th scope="row">loss.clip_high</th><td>0.1</td>' in page
+    page = run_section(read_experiment(directory))
     changed = page.partition("differ from the defaults: ")[2].partition("</p>")[0]
     assert "loss.clip=0.1" in changed
     assert "loss.clip_high" not in changed
