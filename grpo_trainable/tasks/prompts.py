@@ -193,8 +193,10 @@ class Prompts:
             The number of prompts that were checked.
 
         Raises:
-            ValueError: If a prompt does not fit. The message is one line that shows the prompt.
+            ValueError: If a prompt does not fit. The message is one line that shows the prompt
+                without the chat template, or its last message.
         """
+        kind = {"train": "training", "eval": "held-out"}[stream]
         longest = self._limits[stream].max_new_tokens
         for index in range(count):
             if index and time.monotonic() > until:
@@ -202,7 +204,7 @@ class Prompts:
             length = len(self.request(stream, index).prompt_ids)
             if length + longest <= context_length:
                 continue
-            prompt = f"the prompt {shown(self.text(stream, index))} takes {length}"
+            prompt = f"the {kind} prompt {shown(self.said(stream, index))} takes {length}"
             context = f"the model's context is {context_length} tokens"
             if length >= context_length:
                 raise ValueError(f"{context} and {prompt}, which leaves no room for a response")

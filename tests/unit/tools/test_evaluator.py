@@ -248,7 +248,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(policy, 
     rows = tmp_path / "test.jsonl"
     rows.write_text(json.dumps({"prompt": "far too long " * 30, "answer": "a"}) + "\n")
     own = config(policy, task={"eval_file": str(rows), "train_file": str(rows)})
-    with pytest.raises(ValueError, match=r"context is 48 tokens and the prompt .far too long.*\d"):
+    with pytest.raises(ValueError, match=r"the held-out prompt .far too long.*\d"):
         Evaluator(own, load_evaluated_policy(own, None))
     own = config(policy, rollout={"prompts": 3, "max_new_tokens": 47})
     with pytest.raises(ValueError, match=r"rollout\.max_new_tokens=47: .* valid: at most \d+"):
