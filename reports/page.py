@@ -167,11 +167,17 @@ def _trained(experiment: ExperimentRecord) -> list[tuple[str, str]]:
     """Return the task, the model and the samples per trial, as far as all trials share them."""
     configs = [trial.config for trial in experiment.trials]
     facts = {
-        "task": {f"{own.task.name}{_range_of_reward(own)}" for own in configs},
+        "task": {f"{own.task.name}{_range_of_reward(own)}{_prompts_of(own)}" for own in configs},
         "model": {own.model.path or own.model.preset or "" for own in configs},
         "samples per trial": {str(experiment.description.get("samples") or "")},
     }
     return [(key, min(values)) for key, values in facts.items() if len(values) == 1 and all(values)]
+
+
+def _prompts_of(config: GRPOConfig) -> str:
+    """Name the user's file of training prompts, or return "" if there is none."""
+    path = config.task.train_file
+    return f" with the prompts of {os.path.basename(path)}" if path else ""
 
 
 def _range_of_reward(config: GRPOConfig) -> str:

@@ -151,6 +151,8 @@ def about_adapter(model: PolicySettings) -> Iterator[str]:
 def check_scoring(trial: GRPOConfig) -> Sequence[str]:
     """Begin an episode of the environment, or load the reward, in a separate process.
 
+    Return a note if the weights leave out parts of the reward.
+
     A process that loads user code may take a long time, and a judge's answer may cost money. So
     trials that differ only in the seed are checked once, although their examples differ.
     """
@@ -165,17 +167,23 @@ def check_scoring(trial: GRPOConfig) -> Sequence[str]:
         task = build_task(trial)
         if trial.env.plays:
             _check_first_episode(trial, task.train_example(0))
+        notes = []
         tasks = list(task.parts.values()) if isinstance(task, MixTask) else [task]
         for own, of_own, is_apart in zip(trial.alone, tasks, apart, strict=True):
             if is_apart:
-                check_reward(
+                left_out = check_reward(
                     *reward_apart(own),
                     examples=[of_own.train_example(0), *of_own.eval_examples(1)],
                     weighted=own.task.part_weights,
                 )
+                if left_out:
+                    notes.append(
+                        "note: task.reward_weights leaves out a part of the reward, which "
+                        f"therefore does not count: {', '.join(left_out)}"
+                    )
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return ()
+    return notes
 
 
 def _check_first_episode(trial: GRPOConfig, example: Example) -> None:

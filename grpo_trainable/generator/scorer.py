@@ -434,7 +434,7 @@ def check_reward(
     directory: str | None = None,
     examples: Sequence[Example] = (),
     weighted: Collection[str] = (),
-) -> None:
+) -> list[str]:
     """Check, before Ray starts, that a `ProcessScorer` can start and suits the data.
 
     A function is imported in a separate process but is not called. A reward model is checked in
@@ -446,6 +446,9 @@ def check_reward(
         directory: See `ProcessScorer`.
         examples: Examples that must have every column that the function needs.
         weighted: The parts of the reward that `task.reward_weights` names.
+
+    Returns:
+        Parts of the reward that `weighted` leaves out, if it names any.
 
     Raises:
         ValueError: The reward cannot be loaded, has an unsupported form or does not suit an
@@ -469,6 +472,7 @@ def check_reward(
     _refuse_other_parts(_named(reward, task), ready["parts"], weighted)
     if task is None:
         check_judges(reward)
+    return [part for part in ready["parts"] if weighted and part not in weighted]
 
 
 def check_judges(reward: str) -> None:

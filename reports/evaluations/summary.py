@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -38,8 +39,10 @@ def task_line(record: EvaluationRecord) -> str:
     )
     top_p = evaluation.get("top_p", 1)  # evaluations of earlier versions have no top_p
     how += f", top_p {top_p:g}" if top_p < 1 else ""
+    file = task.get("eval_file") or task.get("train_file")
+    of_file = f" of {os.path.basename(file)}" if file else ""
     return (
-        f"task {task['name']}: {plural(len(record.by_prompt), 'held-out prompt')} × "
+        f"task {task['name']}: {plural(len(record.by_prompt), 'held-out prompt')}{of_file} × "
         f"{plural(record.samples, 'response')}, {how}, seed {shown(record.config['seed'])}"
     )
 

@@ -167,7 +167,7 @@ def test_an_evaluation_begins_with_the_numbers_of_prompts(command, problems):
     status, out, _ = command(*math, *short, "--set", f"task.eval_file={problems}")
     assert status == 0
     assert out.startswith("prompts: 12 held out (all of test.jsonl)\n")
-    assert "task math: 12 held-out prompts × 1 response" in out
+    assert "task math: 12 held-out prompts of test.jsonl × 1 response" in out
     assert "repeat" not in out
 
 

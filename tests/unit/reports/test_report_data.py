@@ -283,6 +283,10 @@ def test_the_page_explains_how_the_arms_differ(tmp_path):
         ({}, "keyword (reward 0 or 1)"),
         ({"length_penalty": 0.1, "length_target": 9}, "keyword"),
         ({"reward": "/mine.py:score"}, "keyword"),
+        (
+            {"reward": "/mine.py:score", "train_file": "/data/qa.jsonl"},
+            "keyword with the prompts of qa.jsonl",
+        ),
         ({"name": "math"}, "math"),
     ],
 )

@@ -491,6 +491,7 @@ def test_a_reward_must_suit_the_columns_of_the_prompts_and_its_weights(command, 
     (tmp_path / "r.py").write_text(
         "def by_level(completions, level, **kwargs): return [0.0 for _ in completions]\n"
         "def by_words(completions, keywords, **kwargs): return [0.0 for _ in completions]\n"
+        "def by_length(completions, **kwargs): return [0.0 for _ in completions]\n"
         "both = [by_words]\n"
     )
     sync = (*SPACE, "--set", "arm=sync", "--dry-run", "--set")
@@ -517,6 +518,11 @@ def test_a_reward_must_suit_the_columns_of_the_prompts_and_its_weights(command, 
         "parts answer",
     )
     assert command(*sync, *one, 'task.reward_weights={"answer": 1}')[0] == 0
+    two = f'task.reward=["{tmp_path}/r.py:by_words", "{tmp_path}/r.py:by_length"]'
+    for weights, noted in (('{"by_words": 1}', True), ('{"by_words": 1, "by_length": 0}', False)):
+        status, out, _ = command(*sync, two, "--set", f"task.reward_weights={weights}")
+        assert status == 0
+        assert ("which therefore does not count: by_length" in out) == noted
 
 
 @pytest.mark.slow
