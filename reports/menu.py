@@ -28,7 +28,7 @@ from reports.margin_tests import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import BY_TUNE, ExperimentRecord, TrialRecord
-from reports.summary import Comparison, on_equal_devices, relative_to
+from reports.summary import Comparison, relative_to
 from reports.verdicts import reward_differences
 
 NO_VERDICT = "no verdict"  # shown for an arm that fails its audit
@@ -154,7 +154,6 @@ class Menu:
     price: Price | None
     audits: Mapping[str, Audit]  # by arm
     about_exact_lag: Sequence[str]  # a note on exact lags, or nothing
-    on_equal_devices: Sequence[str]  # sentences on faster arms with more devices
     experiment: ExperimentRecord
 
     @property
@@ -329,7 +328,6 @@ def menu_of(
         price=_total_price(judged, costs, baseline),
         audits=audits,
         about_exact_lag=compared.about_exact_lag,
-        on_equal_devices=on_equal_devices(compared, arms),
         experiment=experiment,
     )
 

@@ -34,7 +34,7 @@ from reports.menu import (
 )
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import COUNTED, MARK, Comparison
+from reports.summary import COUNTED, MARK, Comparison, on_equal_devices
 from reports.verdicts import faster
 
 if TYPE_CHECKING:
@@ -141,7 +141,11 @@ def _faster(menu: Menu) -> list[str]:
     if not speeds or (len(speeds) < len(timed) and not is_faster):
         return []
     costs = {row.arm: row.cost for row in timed if row.cost is not None}
-    return [faster(speeds, costs, menu.baseline.arm), *menu.on_equal_devices]
+    base = menu.baseline.arm
+    return [
+        faster(speeds, costs, base),
+        *on_equal_devices(speeds, base, menu.experiment.arms),
+    ]
 
 
 def _clear_but_undecided(menu: Menu) -> list[str]:

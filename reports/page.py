@@ -154,7 +154,9 @@ def _head(
     answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
     answered += f'<p class="note">{escaped(no_verdict)}</p>\n' if no_verdict else ""
     if arms > 1:
-        answered += '<p class="note"><a href="#run">What was run</a> explains the arms.</p>\n'
+        answered += (
+            '<p class="note">The section <a href="#run">What was run</a> describes the arms.</p>\n'
+        )
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f"{_arms_run(experiment)}"
@@ -355,10 +357,10 @@ def _some(names: Sequence[str], total: int) -> str:
 def _table_section(comparison: Comparison, experiment: ExperimentRecord) -> str:
     several = len(comparison.arms) > 1
     title = "Comparison of the arms" if several else "The arm"
-    see = ""
     usual = GRPOConfig.from_dict({}).loss
+    see = ""
     if any(trial.config.loss != usual for trial in experiment.trials):
-        see += f" docs/algorithms.md explains {'their objectives' if several else 'its objective'}."
+        see = f" docs/algorithms.md explains {'their objectives' if several else 'its objective'}."
     notes = [note for note in (comparison.note(), *comparison.warnings()) if note]
     of_others = comparison.notes_on_other_work()
     others = ", and what other processes disturbed" if of_others else ""

@@ -46,7 +46,8 @@ def run_section(experiment: ExperimentRecord) -> str:
     different = [key for key in keys if key not in (*shared, "arm", "seed")]
 
     def setting(trial: TrialRecord, key: str) -> str:
-        return shown(trial.config.in_effect.get(key)) if trial.config.reads(key) else "-"
+        read = trial.config.reads(key) or _is_own(trial.config, key)
+        return shown(trial.config.in_effect.get(key)) if read else "-"
 
     def row(key: str, of: Callable[[TrialRecord, str], str]) -> tuple[str, ...]:
         cells = (dict.fromkeys(of(trial, key) for trial in own) for own in by_arm.values())
@@ -78,13 +79,23 @@ def run_section(experiment: ExperimentRecord) -> str:
     return (
         '<section id="run">\n<h2>What was run</h2>\n'
         f"<p>{escaped(' '.join(said))}</p>\n{table}"
-        f"{_meanings([*different, *changed])}</section>"
+        f"{_meanings([*different, *changed], experiment)}</section>"
     )
 
 
-def _meanings(keys: Sequence[str]) -> str:
+def _is_own(config: GRPOConfig, key: str) -> bool:
+    """Return True if a user's task declares this setting."""
+    return config.task.is_custom and key in {f"task.{name}" for name, _ in config.task.own}
+
+
+def _meanings(keys: Sequence[str], experiment: ExperimentRecord) -> str:
     """Explain settings as HTML; empty if there are none, or only settings of a user's task."""
-    known = {key: CHECKS[key].meaning for key in keys if key in CHECKS}
+    configs = [trial.config for trial in experiment.trials]
+    known = {
+        key: CHECKS[key].meaning
+        for key in keys
+        if key in CHECKS and not any(_is_own(config, key) for config in configs)
+    }
     if not known:
         return ""
     said = (escaped(f"`{key}`: {meaning}") for key, meaning in known.items())
@@ -97,10 +108,13 @@ def _meanings(keys: Sequence[str]) -> str:
 
 
 def _at_equal_samples(experiment: ExperimentRecord) -> list[str]:
-    """Say how many responses each trial trains on, if the plan is the same for all trials."""
+    """Say how many responses each trial trains on, if the plan is the same for all trials.
+
+    Nothing is said of a single trial, or if the plan of some trials is not known yet.
+    """
     configs = [trial.config for trial in experiment.trials]
     totals = {own.rounds * schedule.responses_per_round(own) for own in configs}
-    if len(totals) > 1:
+    if len(totals) > 1 or len(configs) < 2 or experiment.not_begun or experiment.waiting != 0:
         return []
     said = f"Every trial is planned with {totals.pop()} responses (samples)"
     if len({own.rounds for own in configs}) > 1:

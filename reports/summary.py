@@ -58,6 +58,7 @@ COVERS = {  # the key is True if the interval of a speed rests on several seeds
     True: "With several seeds, an interval covers the differences between runs, including the "
     "noise between rounds.",
 }
+MOST_OTHERS = 4  # maximum number of arms to compare an arm with on equal devices
 SHORT = 10  # rounds; in a shorter trial with a lag, the first round without overlap counts much
 # Numbers of samples that differ by at most this share count as equal, because a few groups may have
 # failed.
@@ -360,7 +361,11 @@ class Comparison:
 
     def footnotes(self) -> list[str]:
         """Return the notes below the table, one paragraph each."""
-        return [self.columns_explained(), *self.warnings(), *self.notes_on_other_work()]
+        of_devices = [" ".join(self.on_equal_devices)] if self.on_equal_devices else []
+        return [
+            *(self.columns_explained(), *self.warnings(), *of_devices),
+            *self.notes_on_other_work(),
+        ]
 
     def columns_explained(self) -> str:
         """Explain the columns of the table."""
@@ -388,7 +393,6 @@ class Comparison:
             notes.append(f"These speed-ups rest on only some of the seeds: {', '.join(fewer)}.")
         return [
             *notes,
-            *filter(None, [" ".join(self.on_equal_devices)]),
             *self._about_parts(),
             *self._short_with_a_lag(),
             *self.about_rewards,
@@ -530,8 +534,8 @@ class Comparison:
             return []
         arms = joined([f"{arm} ({plural(rounds, 'round')})" for arm, rounds in short.items()])
         return [
-            "The learner of a trial with a lag first waits for responses. In a short trial, this "
-            f"wait counts more, so the speed-up is lower than that of a long trial: {arms}."
+            "In the first round of a trial with a lag, sampling and training do not overlap yet. "
+            f"The shorter the trial, the more this lowers its speed-up: {arms}."
         ]
 
     def _disturbed(self) -> list[str]:
@@ -547,11 +551,11 @@ class Comparison:
         return [f"{arm}, {', '.join(seeds)}" for arm, seeds in found.items() if seeds]
 
     def _failed_rewards(self) -> list[str]:
-        total = max if self.lineage else sum  # a copy of a member goes on with the member's count
-        errors = {
-            arm: total(trial.reward_errors for trial in own) for arm, own in self.arms.items()
-        }
-        failed = ", ".join(f"{arm} {number}" for arm, number in errors.items() if number)
+        errors = {arm: [trial.reward_errors for trial in own] for arm, own in self.arms.items()}
+        if self.lineage:  # a member that copies another goes on with the other's count
+            most = max((number for own in errors.values() for number in own), default=0)
+            return [f"{FAILED_REWARDS} of the member with the most: {most}."] if most else []
+        failed = ", ".join(f"{arm} {sum(own)}" for arm, own in errors.items() if sum(own))
         return [f"{FAILED_REWARDS}: {failed}."] if failed else []
 
     def _what_ratios_are(self) -> str:
@@ -710,7 +714,7 @@ def compare(
     if baseline is None:
         return alone
     found = relative_to(alone, records, baseline)
-    return replace(found, on_equal_devices=on_equal_devices(found, records))
+    return replace(found, on_equal_devices=on_equal_devices(found.speed, baseline, records))
 
 
 def relative_to(
@@ -745,55 +749,60 @@ def relative_to(
 
 
 def on_equal_devices(
-    comparison: Comparison, records: Mapping[str, Sequence[TrialRecord]]
+    speeds: Mapping[str, Contrast], baseline: str, records: Mapping[str, Sequence[TrialRecord]]
 ) -> list[str]:
-    """Compare the faster arms that reserve more devices with other arms that reserve as many.
+    """Compare the fastest of the arms that reserve more devices with arms that reserve as many.
 
     Args:
-        comparison: The comparison with the baseline.
+        speeds: The speeds relative to the baseline, by arm. Only these arms are compared.
+        baseline: The arm that the speeds are relative to.
         records: The trials by arm.
 
     Returns:
-        Sentences that say how many devices these arms reserve, and a comparison for each arm.
+        For each number of devices, a sentence about the arms that are clearly faster than the
+        baseline, and a comparison of the fastest of them with the fastest other arms.
     """
-    base, faster = (
-        comparison.baseline,
-        [a for a, own in comparison.speed.items() if own.clearly(more=True)],
-    )
-    reserved = {
-        arm: (resources.uses_gpus(own[0].config), resources.devices(own[0].config))
-        for arm, own in records.items()
+    configs = {arm: records[arm][0].config for arm in (baseline, *speeds)}
+    on_gpus = resources.uses_gpus(configs[baseline])
+    shares = {
+        arm: resources.devices(config) / resources.devices(configs[baseline])
+        for arm, config in configs.items()
+        if resources.uses_gpus(config) is on_gpus  # GPUs and CPUs have no ratio
     }
-    more: dict[str, list[str]] = {}
+    by_share: dict[str, list[str]] = {}
+    for arm in sorted(speeds.keys() & shares.keys(), key=lambda a: speeds[a].value, reverse=True):
+        # Rounded, because the CPUs of three generators are slightly less than those of one.
+        by_share.setdefault(f"{shares[arm]:.3g}", []).append(arm)
     said = []
-    for arm in faster:
-        on_gpus, devices = reserved[arm]
-        if arm not in comparison.cost or base is None or devices <= reserved[base][1]:
+    for share, arms in by_share.items():
+        faster = [arm for arm in arms if speeds[arm].clearly(more=True)]
+        if not faster or float(share) <= 1:
             continue
-        times = written(devices / reserved[base][1], "{:.3g}")
-        more.setdefault(f"{times} times as many {'GPUs' if on_gpus else 'CPUs'}", []).append(arm)
-        compared: dict[str, list[str]] = {}
-        for other in comparison.speed:
-            own = speed_up(records[arm], records[other])
-            if other in faster or reserved[other] != reserved[arm] or not isinstance(own, Contrast):
-                continue
-            side = "clearly " if own.told_apart else "not clearly "
-            side += "slower" if own.clearly(more=False) else "faster"
-            interval = own.shown_interval("{:.2f}x")
-            figures = [written(own.value, "{:.2f}x")]
-            figures += [f"{LEVEL:.0%} interval: {interval}"] if interval else []
-            compared.setdefault(side, []).append(f"{other} ({', '.join(figures)})")
-        if compared:
-            sides = [f"{side} than {joined(others)}" for side, others in compared.items()]
-            said.append(
-                f"Among the arms that reserve as many devices as {arm}, it is "
-                f"{', and '.join(sides)}."
-            )
-    reserving = [
-        f"{joined(arms)} {'reserves' if len(arms) == 1 else 'reserve'} {many} as {base}."
-        for many, arms in more.items()
-    ]
-    return [*reserving, *said]
+        verb = "reserves" if len(faster) == 1 else "reserve"
+        kind = "GPUs" if on_gpus else "CPUs"
+        said.append(f"{joined(faster)} {verb} {share} times as many {kind} as {baseline}.")
+        fastest = faster[0]
+        others = [arm for arm in arms if arm != fastest][:MOST_OTHERS]
+        if sides := _compared(fastest, others, records):
+            said.append(f"Among the arms that reserve as many as {fastest}, it is {sides}.")
+    return said
+
+
+def _compared(arm: str, others: Sequence[str], records: Mapping[str, Sequence[TrialRecord]]) -> str:
+    """Return `clearly faster than …, and not clearly faster than …`; empty without a comparison."""
+    sides: dict[str, list[str]] = {}
+    for other in others:
+        found = speed_up(records[arm], records[other])
+        if not isinstance(found, Contrast):
+            continue
+        side = "clearly " if found.told_apart else "not clearly "
+        side += "slower" if found.clearly(more=False) else "faster"
+        interval = found.shown_interval("{:.2f}x")
+        figures = [written(found.value, "{:.2f}x")]
+        figures += [f"{LEVEL:.0%} interval: {interval}"] if interval else []
+        figures += ["disturbed rounds included"] if found.counted_disturbed else []
+        sides.setdefault(side, []).append(f"{other} ({'; '.join(figures)})")
+    return ", and ".join(f"{side} than {joined(named)}" for side, named in sides.items())
 
 
 def comparable_by_kl(arms: Mapping[str, Sequence[TrialRecord]]) -> str:

@@ -197,7 +197,8 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
             if speed.contrasts[arm].clearly(more=True)
         ]
         parts += [f"not clearly different for {joined(unclear)}"] if unclear else []
-        said.append(f"Compared with {base}, the held-out reward is {', and '.join(parts)}.")
+        every = ", and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+        said.append(f"Compared with {base}, the held-out reward is {every}.")
     elif reward.contrasts:
         said.append(f"No arm's held-out reward clearly differs from the reward of {base}.")
     elif base in (done := _complete_arms(comparison)) and len(done) > 1:

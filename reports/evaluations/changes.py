@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from grpo_trainable.config import defaults_with
 from grpo_trainable.text import plural
 from grpo_trainable.tools.evaluation.settings import is_read
 from reports.evaluations.record import EvaluationRecord
@@ -47,6 +48,17 @@ def changes(own: EvaluationRecord, other: EvaluationRecord) -> list[str]:
     does not have is not compared.
     """
     ours, theirs = _settings(own), _settings(other)
+    ours_mixed, theirs_mixed = _mix(own), _mix(other)
+    if ours_mixed.keys() != theirs_mixed.keys():
+        ours[_MIX], theirs[_MIX] = (
+            ", ".join(sorted(m)) or None for m in (ours_mixed, theirs_mixed)
+        )
+    for label in ours_mixed.keys() & theirs_mixed.keys():
+        for settings, entry, beside in (
+            (ours, ours_mixed[label], theirs_mixed[label]),
+            (theirs, theirs_mixed[label], ours_mixed[label]),
+        ):
+            settings.update(_of_entry(label, entry, beside))
     files, before = (record.origin.get("files", {}) for record in (own, other))
     changed = [
         key
@@ -63,22 +75,37 @@ def changes(own: EvaluationRecord, other: EvaluationRecord) -> list[str]:
 
 
 def _settings(record: EvaluationRecord) -> dict[str, Any]:
-    """Return key -> value for the settings that change responses or rewards.
-
-    A setting of a task in a mix has the key `task.mix/LABEL/NAME`, and `task.mix` has the labels.
-    """
+    """Return key -> value for the settings that change responses or rewards, without the mix."""
     settings = {
         f"{section}.{name}": value
         for section in SECTIONS
         for name, value in record.config.get(section, {}).items()
     }
-    mix = _parsed(settings.get(_MIX))
-    if isinstance(mix, Mapping):
-        settings[_MIX] = ", ".join(sorted(mix))
-        for label, entry in mix.items():
-            named = entry.items() if isinstance(entry, Mapping) else ()
-            settings |= {f"{_MIX}/{label}/{k}": v for k, v in named if k != "weight"}
-    return {key: value for key, value in settings.items() if takes_part(key)}
+    return {key: value for key, value in settings.items() if takes_part(key) and key != _MIX}
+
+
+def _mix(record: EvaluationRecord) -> dict[str, Mapping[str, Any]]:
+    """Return label -> settings for the tasks of a mix; empty if there is no mix."""
+    mix = _parsed(record.config.get("task", {}).get("mix"))
+    entries = mix.items() if isinstance(mix, Mapping) else ()
+    return {label: entry if isinstance(entry, Mapping) else {} for label, entry in entries}
+
+
+def _of_entry(
+    label: str, entry: Mapping[str, Any], other: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the key `task.mix/LABEL/NAME` and the value of each setting that either entry gives.
+
+    Args:
+        label: The label of a task that is in both mixes.
+        entry: The settings that one mix gives. Other settings have their defaults.
+        other: The settings that the other mix gives.
+    """
+    defaults = defaults_with(str(entry.get("name")))
+    for name in {**entry, **other}:
+        key = f"{_MIX}/{label}/{name}"
+        if name != "weight" and takes_part(key):
+            yield key, entry.get(name, defaults.get(f"task.{name}"))
 
 
 def _parsed(value: Any) -> Any:
@@ -92,17 +119,21 @@ def _parsed(value: Any) -> Any:
 
 
 def _under(key: str, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the digests of the files that a setting names."""
+    """Return the digests of the files that a setting names. The labels of a mix name none."""
+    if key == _MIX:
+        return {}
     return {name: digest for name, digest in files.items() if f"{name}/".startswith(f"{key}/")}
 
 
 def _told(
     key: str, own: Any, other: Any, files: Mapping[str, str], before: Mapping[str, str]
 ) -> str:
-    """Return a setting with its two values. A file may only have been copied, so this is told."""
-    named = _under(key, files)
-    equal = "; the files are equal" if named and named == _under(key, before) else ""
-    return f"{key}={_text(own)} (the other: {_text(other)}{equal})"
+    """Return a setting with its two values, and say whether the files that they name are equal."""
+    ours, theirs = _under(key, files), _under(key, before)
+    of_files = ""
+    if ours and theirs:
+        of_files = f"; the files {'are equal' if ours == theirs else 'differ'}"
+    return f"{key}={_text(own)} (the other: {_text(other)}{of_files})"
 
 
 def _text(value: Any) -> str:
@@ -114,9 +145,14 @@ def _text(value: Any) -> str:
 
 
 def _other_answers(own: EvaluationRecord, other: EvaluationRecord) -> Iterable[str]:
-    """Yield the number of shared prompts that have no true answer in common."""
+    """Yield the number of shared prompts whose true answers differ.
+
+    A prompt that one evaluation repeats more often may have only some of its true answers in the
+    other.
+    """
     ours, theirs = _answers(own), _answers(other)
-    count = sum(ours[text].isdisjoint(theirs[text]) for text in ours.keys() & theirs.keys())
+    shared = [(ours[text], theirs[text]) for text in ours.keys() & theirs.keys()]
+    count = sum(not (mine <= others or others <= mine) for mine, others in shared)
     if count:
         yield f"the true answers of {plural(count, 'prompt')}"
 

@@ -17,6 +17,7 @@ import pytest
 from a_a import drawn, verdict
 from matplotlib.figure import Figure
 
+from grpo_trainable.config import resources
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
 from reports.canvas import LIGHT, Plot
 from reports.contrasts import Contrast, reward_difference, speed_up
@@ -33,9 +34,12 @@ from reports.summary import (
     ADVICE,
     COVERS,
     EXACT_LAG,
+    MOST_OTHERS,
     OTHER_WEIGHTS,
     UNEQUAL,
     compare,
+    on_equal_devices,
+    relative_to,
     show,
     table,
 )
@@ -920,9 +924,9 @@ def test_a_lag_in_a_short_trial_lowers_the_speed_up(tmp_path, rounds, lag, named
         timed = [experiments.row(n) for n in range(1, rounds + 1)]
         experiments.write_trial(directory, settings, timed)
     notes = compare(read_experiment(directory).trials).footnotes()
-    found = [note for note in notes if "waits for responses" in note]
+    found = [note for note in notes if "do not overlap yet" in note]
     assert bool(found) is named
-    assert not named or found[0].endswith(f"that of a long trial: {OTHER}+lag_1 (4 rounds).")
+    assert not named or found[0].endswith(f"lowers its speed-up: {OTHER}+lag_1 (4 rounds).")
 
 
 def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
@@ -1072,8 +1076,11 @@ def test_the_answer_names_the_faster_arms_and_every_clear_difference_in_reward(t
     )
     cost = f"{compared.cost[THIRD].value:.2f} times as many per device-hour"
     assert not compared.cost[OTHER].told_apart
-    devices = f"{OTHER} and {THIRD} reserve 2 times as many CPUs as {BASE}."
-    assert faster == f"Faster than {BASE}: {first}) and {second}; {cost}). {devices}"
+    assert faster.startswith(
+        f"Faster than {BASE}: {first}) and {second}; {cost}). {OTHER} and {THIRD} reserve 2 times "
+        f"as many CPUs as {BASE}. Among the arms that reserve as many as {OTHER}, it is clearly "
+        f"faster than {THIRD} ("
+    )
     assert reward == (
         f"Compared with {BASE}, the held-out reward is clearly higher for {OTHER} (+0.050), and "
         f"clearly lower for {THIRD} (-0.040)."
@@ -1095,11 +1102,42 @@ def test_a_faster_arm_with_more_devices_is_compared_on_equal_devices_too(tmp_pat
     assert isinstance(own, Contrast)
     interval = f"95% interval: {own.shown_interval('{:.2f}x')}"
     assert speed.partition("). ")[2] == (
-        f"{THIRD} reserves 2 times as many CPUs as {BASE}. Among the arms that reserve as many "
-        f"devices as {THIRD}, it is {said} {OTHER} ({own.value:.2f}x, {interval})."
+        f"{THIRD} reserves 2 times as many CPUs as {BASE}. Among the arms that reserve as many as "
+        f"{THIRD}, it is {said} {OTHER} ({own.value:.2f}x; {interval})."
     )
     assert speed.partition("). ")[2] in compare(record.trials).footnotes()
     assert reward.endswith(f"{OTHER} (+0.100), and not clearly different for {THIRD} (-0.010).")
+
+
+def test_the_comparison_on_equal_devices_is_short_and_ignores_rounded_cores(tmp_path):
+    """Three generators reserve 1.8998 cores together with the learner, and one 1.9."""
+    rng = np.random.default_rng(2)
+    directory = experiments.write_experiment(tmp_path / "e")
+    slower = {BASE: 1.0, "three": 0.4, **{f"one{number}": 0.6 for number in range(9)}}
+    for arm in slower:
+        for seed in range(3):
+            own = experiments.config(BASE if arm == BASE else OTHER, seed, rounds=ROUNDS)
+            own |= {"arm": arm}
+            own["resources"] |= {"num_generators": 3 if arm == "three" else 1}
+            experiments.write_trial(directory, own, rows(rng, slower[arm]))
+    record = read_experiment(directory)
+    reserved = {arm: resources.devices(own[0].config) for arm, own in record.arms.items()}
+    assert reserved["three"] == pytest.approx(1.8998)
+    assert reserved["one0"] == pytest.approx(1.9)
+
+    found = compare(record.trials)
+    several, compared = found.on_equal_devices
+    assert several.startswith("three, one")
+    assert several.endswith(f" reserve 2 times as many CPUs as {BASE}.")
+    assert compared.startswith("Among the arms that reserve as many as three, it is clearly faster")
+    assert compared.count("interval") == MOST_OTHERS
+    only = {"three": found.speed["three"]}  # a menu leaves out arms that fail the audit
+    assert on_equal_devices(only, BASE, record.arms) == [
+        f"three reserves 2 times as many CPUs as {BASE}."
+    ]
+    relative = relative_to(found, record.arms, "one0")
+    assert relative.speed["three"].clearly(more=True)
+    assert on_equal_devices(relative.speed, "one0", record.arms) == []
 
 
 def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_path):

@@ -78,7 +78,7 @@ def test_files_that_have_changed_or_moved_are_named():
     assert changes(edited, before) == ["task.reward (its file has changed)"]
     both = with_task({"task.reward": "b"}, reward="/new/copy.py:score")
     assert changes(both, before) == [
-        "task.reward=/new/copy.py:score (the other: /old/rewards.py:score)"
+        "task.reward=/new/copy.py:score (the other: /old/rewards.py:score; the files differ)"
     ]
     another = with_task({"task.reward": "a"}, reward="/old/rewards.py:other")
     assert len(changes(another, before)) == 1
@@ -105,8 +105,32 @@ def test_the_weights_and_the_training_files_of_a_mix_do_not_count():
     assert changes(with_task(mix='{"hard": {"name": "keyword"}}'), before) == [
         "task.mix=hard (the other: easy)"
     ]
-    any_, all_ = mixed(match="any"), mixed(match="all")
-    assert changes(all_, any_) == ["task.mix/easy/match=all (the other: any)"]
+
+
+def test_settings_that_only_one_mix_gives_are_compared_with_their_defaults():
+    def mixed(files: Mapping[str, str] | None = None, **easy: Any) -> EvaluationRecord:
+        return with_task(files, mix=json.dumps({"easy": {"name": "keyword", **easy}}))
+
+    usual, other = mixed(), mixed(match="substring", reward="/x/r.py:f")
+    assert changes(other, usual) == [
+        "task.mix/easy/match=substring (the other: word)",
+        "task.mix/easy/reward=/x/r.py:f (the other: none)",
+    ]
+    assert len(changes(usual, other)) == 2
+    assert changes(mixed(match="word"), usual) == []
+
+
+def test_a_file_that_both_mixes_name_is_compared_even_if_their_labels_differ():
+    files = {"task.mix/easy/reward": "a"}
+    easy = {"name": "keyword", "reward": "/x/r.py:f"}
+    two = with_task(files, mix=json.dumps({"easy": easy, "hard": {"name": "math"}}))
+    one = with_task({"task.mix/easy/reward": "b"}, mix=json.dumps({"easy": easy}))
+    assert changes(two, one) == [
+        "task.mix=easy, hard (the other: easy)",
+        "task.mix/easy/reward (its file has changed)",
+    ]
+    alone = with_task()
+    assert changes(two, alone) == ["task.mix=easy, hard (the other: none)"]
 
 
 def test_long_and_hostile_values_are_shown_in_full_and_visibly():
@@ -132,6 +156,8 @@ def test_true_answers_are_compared_as_they_are_stored():
     # A repeated prompt with one of its answers.
     several = record([generation(0, ground_truth={"number": n}) for n in (1, 2)])
     assert changes(several, record([generation(0, ground_truth={"number": 2})])) == []
+    moved = record([generation(0, ground_truth={"number": n}) for n in (2, 3)])
+    assert changes(several, moved) == ["the true answers of 1 prompt"]
 
 
 def test_an_evaluation_of_an_earlier_version_may_lack_settings_and_files():

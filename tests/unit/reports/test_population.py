@@ -70,6 +70,14 @@ def test_a_population_is_one_arm_with_its_members_and_without_intervals(tmp_path
     assert "95%" not in text
 
 
+def test_failed_rewards_are_not_added_up_over_copies(tmp_path):
+    record = write_population(tmp_path / "pbt")
+    for trial, failed in zip(record.trials, (5, 2, 5), strict=True):
+        trial.rows[-1]["count/reward_errors"] = failed
+    (said,) = (text for text in compare(record.trials).footnotes() if "reward failed" in text)
+    assert said.endswith("Failed responses of the member with the most: 5.")
+
+
 def test_the_lineage_says_what_members_were_and_when_they_copied(tmp_path):
     comparison = compare(write_population(tmp_path / "pbt").trials)
     assert comparison.lineage == [

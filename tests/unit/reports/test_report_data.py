@@ -300,12 +300,24 @@ def test_the_range_of_the_reward_is_given_if_the_settings_determine_it(tmp_path,
     assert samples == ("samples per trial", "64")
 
 
+def test_a_setting_of_a_users_task_is_not_explained_as_that_of_a_built_in_task(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    for arm, match in (("a", "exactly"), ("b", "loosely")):
+        task = {"name": TASK, "match": match}
+        config = GRPOConfig.from_dict({"arm": arm, "rounds": 1, "task": task}).to_dict()
+        experiments.write_trial(directory, config, [experiments.row(1)])
+    page = run_section(read_experiment(directory))
+    row = page.partition(">task.match<")[2].partition("</tr>")[0]
+    assert re.findall(r"<td>([^<>]+)</td>", row) == ["exactly", "loosely"]
+    assert "<code>task.match</code>" not in page
+    assert "<code>rounds</code>" in page
+
+
 def test_a_setting_of_a_users_task_is_compared_with_the_default_that_it_declares(tmp_path):
     own = {"task.largest": 9.0, "task.match": "exactly", "task.signs": ("+", "-")}
     said = changed_settings(tmp_path / "same", task_defaults={TASK: own})
     assert said == (
-        "Seed: 0. Every trial is planned with 64 responses (samples). Shared settings that differ "
-        f"from the defaults: rounds=1; task.name={TASK}."
+        f"Seed: 0. Shared settings that differ from the defaults: rounds=1; task.name={TASK}."
     )
     own["task.largest"] = 10
     said = changed_settings(tmp_path / "other", task_defaults={TASK: own})
