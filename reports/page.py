@@ -79,7 +79,7 @@ def render_page(
     """
     name = experiment.directory.name
     parts = [
-        _head(experiment, name, comparison, paragraph(menu) if menu else short, no_verdict),
+        _head(experiment, name, comparison, menu, short, no_verdict),
         _menu_section(menu),
         *(
             _plot_section(section, list(comparison.arms), images)
@@ -109,6 +109,7 @@ def _head(
     experiment: ExperimentRecord,
     name: str,
     comparison: Comparison,
+    menu: Menu | None,
     short: Sequence[str],
     no_verdict: str | None,
 ) -> str:
@@ -151,8 +152,11 @@ def _head(
             f"{', '.join(counts)}"
         )
     state = "good" if _all_done(experiment) else "bad"
-    answered = f'<p class="answer">{escaped(" ".join(short))}</p>\n' if short else ""
-    answered += f'<p class="note">{escaped(no_verdict)}</p>\n' if no_verdict else ""
+    first = paragraph(menu) if menu else short
+    answered = f'<p class="answer">{escaped(" ".join(first))}</p>\n' if first else ""
+    notes = [] if menu else [" ".join(comparison.on_equal_devices)]
+    notes.append(no_verdict or "")
+    answered += "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes if note)
     if arms > 1:
         answered += (
             '<p class="note">The section <a href="#run">What was run</a> describes the arms.</p>\n'

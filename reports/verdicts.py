@@ -230,9 +230,7 @@ def _about_speed(speed: Quantity, cost: Quantity, comparison: Comparison) -> lis
         return comparison.about_exact_lag
     base = comparison.baseline
     if speed.contrasts:
-        said = " ".join(
-            [faster(speed.contrasts, cost.contrasts, base), *comparison.on_equal_devices]
-        )
+        said = faster(speed.contrasts, cost.contrasts, base)
     elif speed.not_comparable:
         said = _all_disturbed(comparison)
     else:

@@ -1076,10 +1076,12 @@ def test_the_answer_names_the_faster_arms_and_every_clear_difference_in_reward(t
     )
     cost = f"{compared.cost[THIRD].value:.2f} times as many per device-hour"
     assert not compared.cost[OTHER].told_apart
-    assert faster.startswith(
-        f"Faster than {BASE}: {first}) and {second}; {cost}). {OTHER} and {THIRD} reserve 2 times "
-        f"as many CPUs as {BASE}. Among the arms that reserve as many as {OTHER}, it is clearly "
-        f"faster than {THIRD} ("
+    assert faster == f"Faster than {BASE}: {first}) and {second}; {cost})."
+    assert compared.on_equal_devices[0] == (
+        f"{OTHER} and {THIRD} reserve 2 times as many CPUs as {BASE}."
+    )
+    assert compared.on_equal_devices[1].startswith(
+        f"Among the arms that reserve as many as {OTHER}, it is clearly faster than {THIRD} ("
     )
     assert reward == (
         f"Compared with {BASE}, the held-out reward is clearly higher for {OTHER} (+0.050), and "
@@ -1096,16 +1098,18 @@ def test_a_faster_arm_with_more_devices_is_compared_on_equal_devices_too(tmp_pat
     other = [rows(rng, slower), rows(rng, slower * 1.3), rows(rng, slower)]
     runs = {BASE: [rows(rng) for _ in range(3)], OTHER: other}
     record = write(tmp_path / "e", {**runs, THIRD: [rows(rng, 0.7) for _ in range(3)]})
-    speed, reward = answered(record, {THIRD: difference(-0.01, 0.02), OTHER: difference(0.1, 0.02)})
+    _, reward = answered(record, {THIRD: difference(-0.01, 0.02), OTHER: difference(0.1, 0.02)})
 
     own = speed_up(record.arms[THIRD], record.arms[OTHER])
     assert isinstance(own, Contrast)
     interval = f"95% interval: {own.shown_interval('{:.2f}x')}"
-    assert speed.partition("). ")[2] == (
-        f"{THIRD} reserves 2 times as many CPUs as {BASE}. Among the arms that reserve as many as "
-        f"{THIRD}, it is {said} {OTHER} ({own.value:.2f}x; {interval})."
-    )
-    assert speed.partition("). ")[2] in compare(record.trials).footnotes()
+    compared = compare(record.trials)
+    assert compared.on_equal_devices == [
+        f"{THIRD} reserves 2 times as many CPUs as {BASE}.",
+        f"Among the arms that reserve as many as {THIRD}, it is {said} {OTHER} ({own.value:.2f}x; "
+        f"{interval}).",
+    ]
+    assert " ".join(compared.on_equal_devices) in compared.footnotes()
     assert reward.endswith(f"{OTHER} (+0.100), and not clearly different for {THIRD} (-0.010).")
 
 
