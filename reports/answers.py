@@ -47,6 +47,9 @@ class Answer:
     left_out: Collection[
         str
     ]  # names of columns that the table leaves out, because they say nothing
+    # Column -> arm -> standard error of the figure, if it is measured on a sample of responses and
+    # the arm has a single trial.
+    errors: Mapping[str, Mapping[str, float]]
     not_comparable: Collection[str]  # arms with `MARK` in place of their speeds
     counted: Collection[str]  # arms whose speeds include rounds that other processes disturbed
     said: Sequence[str]  # remarks above the table
@@ -77,7 +80,9 @@ class Answer:
         middle = statistics.fmean if column.name == AGAINST else statistics.median
         # The range over the seeds must not look like the interval of this difference.
         label = "seeds: " if column.name == AGAINST else ""
-        return show(self.arms[arm][column.name], form, middle, label) + mark
+        error = self.errors.get(column.name, {}).get(arm)
+        beside = "" if error is None else f" ± {error:.1g}"
+        return show(self.arms[arm][column.name], form, middle, label) + beside + mark
 
 
 def answer(
@@ -132,6 +137,14 @@ def answer(
         arms=values,
         columns=(REWARD, difference, EARLY_REWARD, *asked),
         left_out=left_out,
+        errors={
+            column.name: {
+                arm: error
+                for arm, trials in arms.items()
+                if len(trials) == 1 and (error := _standard_error(column, trials[0]))
+            }
+            for column in asked
+        },
         not_comparable=not_comparable,
         counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
@@ -200,10 +213,12 @@ def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> li
     if not found:
         return []
     every = len(arms) == len({trial.arm for trial in trials})
+    errors = f"Standard errors of these figures: {', '.join(found)}."
+    if len(trials) == len({trial.arm for trial in trials}):
+        errors = "Such figures are followed by ± and their standard error."
     return [
         f"{'Trials measure' if every else f'Only {joined(list(arms))} measured'} some figures on a "
-        "sample of each round's responses, so small differences can be noise. Standard errors of "
-        f"these figures: {', '.join(found)}."
+        f"sample of each round's responses, so small differences can be noise. {errors}"
     ]
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from grpo_trainable.config import GRPOConfig, schedule, shown
 from grpo_trainable.text import written
 from reports.parquet_reader import TrialFiles
-from reports.records import ExperimentRecord
+from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import COUNTED, MARK, Comparison, relative_to
 from reports.verdicts import Quantity, quantities
 
 HEADER = ("arm", "relative to", "speed-up", "at equal cost", "held-out reward")
+NEIGHBOURS = ("arm", "relative to", "what differs", *HEADER[2:])
+MOST_SETTINGS = 2  # maximum number of settings in which neighbours differ
+# Settings that are no part of the comparison, or follow from the number of samples.
+NOT_COMPARED = ("arm", "seed", "rounds", "eval.every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,67 @@ def every_pair(
         compared = quantities(experiment, own, files)
         found += [ArmPair(arm=arm, over=over, quantities=compared) for arm in arms[place + 1 :]]
     return found
+
+
+def neighbours(
+    pairs: Sequence[ArmPair], arms: Mapping[str, Sequence[TrialRecord]]
+) -> list[tuple[str, ...]]:
+    """Return a table row for each pair of arms that shows what one or two settings do.
+
+    The arms of such a pair differ in at most `MOST_SETTINGS` settings, and no other arm lies
+    between them: an arm that agrees with one of the two in each of these settings, or has a number
+    between theirs. A setting that an arm does not read is no difference.
+
+    Args:
+        pairs: All pairs of arms.
+        arms: The trials by arm.
+
+    Returns:
+        Cells in the order of `NEIGHBOURS`; empty if trials of one arm differ in their settings, or
+        if the arms were to train on different numbers of samples.
+    """
+    every = [trial.config for own in arms.values() for trial in own]
+    if len({own.rounds * schedule.responses_per_round(own) for own in every}) > 1:
+        return []
+    settings = {arm: [_compared(trial.config) for trial in own] for arm, own in arms.items()}
+    if any(own != found[0] for found in settings.values() for own in found):
+        return []
+    first = {arm: found[0] for arm, found in settings.items()}
+    rows = []
+    for pair in pairs:
+        own, over = first[pair.arm], first[pair.over]
+        differ = _different(own, over)
+        others = (other for arm, other in first.items() if arm not in (pair.arm, pair.over))
+        if 0 < len(differ) <= MOST_SETTINGS and not any(_between(o, own, over) for o in others):
+            what = "; ".join(f"{key} {shown(own[key])}, not {shown(over[key])}" for key in differ)
+            rows.append((pair.arm, pair.over, what, *pair.cells()[2:]))
+    return rows
+
+
+def _compared(config: GRPOConfig) -> dict[str, Any]:
+    """Return the settings that the trial reads, by dotted key."""
+    return {
+        key: value
+        for key, value in config.in_effect.items()
+        if key not in NOT_COMPARED and config.reads(key)
+    }
+
+
+def _different(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [key for key in own if key in other and own[key] != other[key]]
+
+
+def _between(middle: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return True if settings lie between two others, and differ from both."""
+    if not (_different(middle, one) and _different(middle, other)):
+        return False
+    for key, value in middle.items():
+        ends = [side[key] for side in (one, other) if key in side]
+        numbers = [end for end in (*ends, value) if type(end) in (int, float)]
+        is_inside = len(numbers) == 3 and min(ends) <= value <= max(ends)
+        if ends and value not in ends and not is_inside:
+            return False
+    return True
 
 
 def _cell(quantity: Quantity, arm: str) -> str:

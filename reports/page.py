@@ -23,7 +23,7 @@ from reports.answers import Answer
 from reports.audit import Audit
 from reports.document import document, figure
 from reports.every_pair import HEADER as PAIRS
-from reports.every_pair import ArmPair
+from reports.every_pair import NEIGHBOURS, ArmPair, neighbours
 from reports.markup import escaped, html_list, html_table, moment, narrow_tables, shortened
 from reports.menu import Menu
 from reports.menu_text import paragraph
@@ -78,8 +78,9 @@ def render_page(
         no_verdict: The reason why there are no verdicts, or how to get them.
     """
     name = experiment.directory.name
+    beside = neighbours(pairs, experiment.arms)
     parts = [
-        _head(experiment, name, comparison, menu, short, no_verdict),
+        _head(experiment, name, comparison, menu, short, no_verdict, has_neighbours=bool(beside)),
         _menu_section(menu),
         *(
             _plot_section(section, list(comparison.arms), images)
@@ -91,7 +92,10 @@ def render_page(
         _missing(experiment, files, damaged),
         _table_section(comparison, experiment),
         _population_section(comparison),
-        _told_section(told, pairs, comparison.baseline, has_menu=menu is not None),
+        _told_section(
+            *(told, pairs, beside, comparison.baseline),
+            has_menu=menu is not None,
+        ),
         _answer_section(asked),
         _changes_section(comparison),
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
@@ -112,6 +116,8 @@ def _head(
     menu: Menu | None,
     short: Sequence[str],
     no_verdict: str | None,
+    *,
+    has_neighbours: bool,
 ) -> str:
     trials = experiment.trials
     not_begun = experiment.not_begun
@@ -158,9 +164,10 @@ def _head(
     notes.append(no_verdict or "")
     answered += "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes if note)
     if arms > 1:
-        answered += (
-            '<p class="note">The section <a href="#run">What was run</a> describes the arms.</p>\n'
-        )
+        answered += '<p class="note"><a href="#run">What was run</a> describes the arms.'
+        if has_neighbours:
+            answered += ' <a href="#single">What single settings do</a> compares them.'
+        answered += "</p>\n"
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f"{_arms_run(experiment)}"
@@ -399,7 +406,12 @@ def _population_section(comparison: Comparison) -> str:
 
 
 def _told_section(
-    told: Sequence[str], pairs: Sequence[ArmPair], baseline: str | None, *, has_menu: bool
+    told: Sequence[str],
+    pairs: Sequence[ArmPair],
+    beside: Sequence[tuple[str, ...]],
+    baseline: str | None,
+    *,
+    has_menu: bool,
 ) -> str:
     if not told:
         return ""
@@ -424,10 +436,17 @@ def _told_section(
             "little about their own spread."
         )
     every = ""
-    if len(pairs) > 1:  # a single pair is already in the list above
+    if beside:
         every = (
+            '<h3 id="single">What single settings do</h3>\n'
+            "<p>Each row compares two arms that differ in only one or two settings, apart from the "
+            "number of rounds. No other arm lies between them.</p>\n"
+            f"{_without_empty_columns(NEIGHBOURS, beside)}\n"
+        )
+    if len(pairs) > 1:  # a single pair is already in the list above
+        every += (
             f"<details><summary>Every pair of arms{_clear_elsewhere(pairs, baseline)}</summary>\n"
-            f"{_pairs_table(pairs)}\n"
+            f"{_without_empty_columns(PAIRS, [pair.cells() for pair in pairs])}\n"
             f"{_why_marked(pairs)}</details>\n"
         )
     return (
@@ -453,9 +472,9 @@ def _clear_elsewhere(pairs: Sequence[ArmPair], baseline: str | None) -> str:
     return said if clear else ""
 
 
-def _pairs_table(pairs: Sequence[ArmPair]) -> str:
-    """Return the table of all pairs as HTML, without the columns that have no figure."""
-    columns = zip(PAIRS, *(pair.cells() for pair in pairs), strict=True)
+def _without_empty_columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as HTML, without the columns that have no figure."""
+    columns = zip(header, *rows, strict=True)
     header, *rows = zip(*(own for own in columns if set(own[1:]) != {"-"}), strict=True)
     return html_table(header, rows, figures=True)
 

@@ -528,8 +528,9 @@ def _drift(arms: Arms) -> list[Plot]:
             "KL from the weights that sampled the responses",
             -1.0,
             "KL(sampler ‖ policy): the distance of the policy from the weights that sampled the "
-            "responses, after the last gradient step of the round. This is staleness as the loss "
-            "sees it: it usually grows with lag and with the number of gradient steps per round.",
+            "responses, after the last gradient step of the round. It usually grows with lag and "
+            "with the number of gradient steps per round. If bands overlap, the difference can be "
+            "noise.",
         ),
     ):
         same = (

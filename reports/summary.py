@@ -127,6 +127,7 @@ class TrialSummary:
     reference_nll: float | None
     largest_lag: float | None
     niceness: float  # highest niceness of the trial's actors; an ordinary process has 0
+    load_is_known: bool  # True if the load from other processes was measured, which excludes GPUs
     # Number of rounds in which the rewards within each group were equal; 0 if the advantage can use
     # such rounds.
     still: int
@@ -186,6 +187,8 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         reference_nll=trial.late_mean("response/reference_nll_nats"),
         largest_lag=max(trial.column("lag/max"), default=None),
         niceness=max(trial.column("fleet/niceness"), default=0.0),
+        load_is_known=bool(trial.column("time/disturbed_fraction"))
+        and not resources.uses_gpus(trial.config),
         still=sum(map(without_signal, trial.rows)) if trial.config.needs_unequal_rewards else 0,
     )
 
@@ -393,6 +396,7 @@ class Comparison:
             notes.append(f"These speed-ups rest on only some of the seeds: {', '.join(fewer)}.")
         return [
             *notes,
+            *self._undisturbed(),
             *self._about_parts(),
             *self._short_with_a_lag(),
             *self.about_rewards,
@@ -604,6 +608,15 @@ class Comparison:
             own = "Wall-clock time and device-hours include these"
             notes.append(f"{whose if disturbed else own} disturbed rounds.")
         return notes
+
+    def _undisturbed(self) -> list[str]:
+        """Return a sentence if the load was measured and no process disturbed a timed round."""
+        trials = [trial for own in self.arms.values() for trial in own]
+        paces = [trial.pace for trial in trials if trial.load_is_known]
+        if len(paces) < len(trials) or any(pace is None or pace.disturbed for pace in paces):
+            return []
+        alone = ", and no two trials ran at the same time" if self.one_by_one else ""
+        return [f"Other processes disturbed no round{alone}."]
 
     def _least_rounds(self) -> str:
         """Say how many rounds of a trial must be undisturbed."""

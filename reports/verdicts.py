@@ -20,6 +20,10 @@ from reports.summary import ADVICE, Comparison, saves_no_time
 
 REWARD = "reward_difference"  # key of the quantity in report.json
 FEW_ROUNDS = f"are fewer than {LEAST_ROUNDS} rounds"
+ONE_SEED = (
+    "All these results rest on one seed, so they hold for these runs only. In another run, the "
+    "machine may be faster or slower, and the rewards differ."
+)
 FEW_SEEDS = 3  # with two seeds, Student's interval is 3.6 times as wide as with three
 
 
@@ -210,7 +214,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
         )
     seeds = [len(own.seeds) for quantity in (speed, reward) for own in quantity.contrasts.values()]
     if seeds and max(seeds) == 1:
-        said.append("All these results rest on one seed, so they hold for these runs only.")
+        said.append(ONE_SEED)
     return said
 
 
@@ -309,7 +313,8 @@ def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
         first = f"These results rest on one seed and hold for these runs only: {', '.join(alone)}."
     return [
         f"{first} Their intervals cover the noise between rounds and between prompts, but not the "
-        f"difference between one run and the next. Use at least {FEW_SEEDS} seeds (--num-samples "
+        "difference between one run and the next, such as a machine that is slower for a while. "
+        f"Use at least {FEW_SEEDS} seeds (--num-samples "
         f"{FEW_SEEDS}) before you expect the same result from another run."
     ]
 
@@ -332,9 +337,11 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, advice: bool) ->
         ]
 
     baseline = comparison.baseline
+    alone = all(len(own.seeds) == 1 for own in quantity.contrasts.values())
+    here = f"{baseline} in these runs" if alone else baseline
     said = [
-        (quantity.above.format(baseline), listed(lambda own: own.clearly(more=True))),
-        (quantity.below.format(baseline), listed(lambda own: own.clearly(more=False))),
+        (quantity.above.format(here), listed(lambda own: own.clearly(more=True))),
+        (quantity.below.format(here), listed(lambda own: own.clearly(more=False))),
         (
             f"No clear difference from {baseline} in {quantity.name}",
             listed(lambda own: own.told_apart is False, advice=advice),

@@ -21,7 +21,7 @@ from grpo_trainable.config import resources
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
 from reports.canvas import LIGHT, Plot
 from reports.contrasts import Contrast, reward_difference, speed_up
-from reports.every_pair import every_pair
+from reports.every_pair import every_pair, neighbours
 from reports.experiment import read_experiment
 from reports.intervals import Estimate, Spread
 from reports.own_files import changed_code
@@ -43,7 +43,15 @@ from reports.summary import (
     show,
     table,
 )
-from reports.verdicts import _advice, before_and_after, quantities, short_answer, verdicts
+from reports.verdicts import (
+    ONE_SEED,
+    _advice,
+    before_and_after,
+    quantities,
+    short_answer,
+    verdicts,
+)
+from search_spaces import SPACES
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
 ROUNDS = 16
@@ -768,7 +776,9 @@ def test_one_seed_says_that_it_says_nothing_about_other_runs(tmp_path):
     runs = {BASE: [rows(rng)], OTHER: [rows(rng, 1.5)]}
     said = told(write(tmp_path / "e", runs))
 
-    assert said[0].startswith(f"Slower than {BASE} (fewer samples per second): {OTHER} (0.")
+    assert said[0].startswith(
+        f"Slower than {BASE} in these runs (fewer samples per second): {OTHER} (0."
+    )
     assert said[-1].startswith("All results above rest on one seed")
     assert not any("hance alone" in sentence for sentence in said)
 
@@ -1044,6 +1054,59 @@ def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_
     assert slowed["repeats_told_apart"] >= 18
 
 
+# ---- Pairs that differ in few settings -----------------------------------------------------------
+
+
+def beside(directory: Path, space: str, arms: Sequence[str], **fixed: Any) -> list[tuple[str, ...]]:
+    """Return the first three cells of the table of neighbours for arms of a shipped space."""
+    experiments.write_experiment(directory, space=space)
+    for arm in arms:
+        (trial,) = SPACES[space].trials({"arm": arm, **fixed}, [0], samples=1024)
+        experiments.write_trial(directory, trial.to_dict(), [experiments.row(1)])
+    record = read_experiment(directory)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    pairs = every_pair(record, compare(record.trials), files)
+    return [row[:3] for row in neighbours(pairs, record.arms)]
+
+
+def test_arms_that_differ_in_one_setting_are_neighbours(tmp_path):
+    found = beside(tmp_path / "a", "async_vs_sync", list(SPACES["async_vs_sync"].arms))
+    separate = "placement disaggregated, not colocated"
+    assert found == [
+        ("colocated_k1_two_cores", "colocated_k1", "resources.worker_cpus 1.9, not 0.95"),
+        ("colocated_k2", "colocated_k1", "k 2, not 1"),  # k8 and k1 are not, because k2 is between
+        ("sync", "colocated_k1", separate),
+        ("sync", "colocated_k1_two_cores", separate),
+        ("colocated_k4", "colocated_k2", "k 4, not 2"),
+        ("colocated_k8", "colocated_k4", "k 8, not 4"),
+        ("async_k4", "colocated_k4", f"{separate}; lag 1, not 0"),  # no arm has one of the two
+        ("async_k1", "sync", "lag 1, not 0"),
+        ("async_k4", "async_k1", "k 4, not 1"),
+    ]
+
+
+def test_without_the_arm_between_two_arms_they_are_neighbours(tmp_path):
+    arms = ["colocated_k1", "colocated_k8", "async_k1", "async_k4"]
+    found = beside(tmp_path / "a", "async_vs_sync", arms)
+    assert found == [
+        ("colocated_k8", "colocated_k1", "k 8, not 1"),
+        ("async_k1", "colocated_k1", "placement disaggregated, not colocated; lag 1, not 0"),
+        ("async_k4", "async_k1", "k 4, not 1"),
+    ]
+
+
+def test_arms_with_different_numbers_of_samples_have_no_neighbours(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    for arm, rounds in ((BASE, 4), (OTHER, 8)):
+        own = experiments.config(arm, rounds=rounds)
+        experiments.write_trial(directory, own, [experiments.row(1)])
+    record = read_experiment(directory)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    pairs = every_pair(record, compare(record.trials), files)
+    assert len(pairs) == 1
+    assert neighbours(pairs, record.arms) == []
+
+
 # ---- The answer in short ---------------------------------------------------------------------
 
 
@@ -1151,8 +1214,21 @@ def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_
     assert answered(record, {OTHER: difference(0.05, 0.06, seeds=1)}) == [
         f"No arm is clearly faster than {BASE}.",
         f"No arm's held-out reward clearly differs from the reward of {BASE}.",
-        "All these results rest on one seed, so they hold for these runs only.",
+        ONE_SEED,
     ]
+
+
+@pytest.mark.parametrize(("others", "said"), [([], True), ([0.5], False)])
+def test_an_undisturbed_experiment_is_called_so(tmp_path, others, said):
+    rng = np.random.default_rng(0)
+    record = write(tmp_path / "e", {BASE: [rows(rng)], OTHER: [rows(rng, others=others)]})
+    sentence = "Other processes disturbed no round."
+    assert (sentence in compare(record.trials).footnotes()) is said
+    for trial in record.trials:
+        for row in trial.rows:
+            row.pop("time/disturbed_fraction")
+    unmeasured = [replace(trial) for trial in record.trials]
+    assert sentence not in compare(unmeasured).footnotes()
 
 
 def test_one_arm_alone_has_no_answer(tmp_path):

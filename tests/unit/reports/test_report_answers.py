@@ -123,20 +123,30 @@ def test_without_an_evaluation_before_the_last_there_is_no_column_for_it(tmp_pat
         ((0.0, 0.8), "Only lag1 measured some", "KL from sampler 0.5."),
     ],
 )
-def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path, errors, start, end):
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path, errors, start, end, seeds):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
     for arm, error in zip(("lag0", "lag1"), errors, strict=True):
         rows = [
             experiments.row(n, kl__behaviour_nats=-1.0, kl__behaviour_nats_se=error)
             for n in range(1, 5)
         ]
-        (trial,) = SPACES["lag"].trials({"arm": arm, "rounds": 4}, [0])
-        experiments.write_trial(directory, trial.to_dict(), rows)
+        for trial in SPACES["lag"].trials({"arm": arm, "rounds": 4}, range(seeds)):
+            experiments.write_trial(directory, trial.to_dict(), rows)
     found = answered(directory)
     assert found is not None
     # The standard error of a median is sqrt(pi / 2) times that of a mean, 0.4 / sqrt(4).
     assert found.caveats[-1].startswith(start)
-    assert found.caveats[-1].endswith(f"Standard errors of these figures: {end}")
+    place = found.header.index("KL from sampler")
+    cells = [row[place] for row in found.rows()]
+    if seeds == 1:
+        assert found.caveats[-1].endswith(
+            "Such figures are followed by ± and their standard error."
+        )
+        assert cells == ["1 ± 0.3" if errors[0] else "1", "1 ± 0.5"]
+    else:
+        assert found.caveats[-1].endswith(f"Standard errors of these figures: {end}")
+        assert "±" not in "".join(cells)
     (measured,) = (text for text in found.measured if text.startswith("KL from sampler"))
     assert ": in nats per response, " in measured
 
