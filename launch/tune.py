@@ -570,11 +570,11 @@ def tell(
         print(f"failed: {failure.trial}: {failure.error}\n        see {where}")
     if interrupted:  # a report takes seconds, and a job scheduler may soon kill the command
         if any(trial.rows for trial in experiment.trials):
-            print(f"for a report of the results so far: {command}")
+            print(f"for a report of the results: {command}")
         if here:  # a copy from an object store has no checkpoints
             planned = len(experiment.trials) + len(experiment.not_begun)
             print(*left_off(experiment.trials, planned), sep="\n")
-    if interrupted or failed:
+    if failed or (interrupted and not experiment.all_done):
         print(go_on(plan), flush=True)
     if not interrupted:
         report(plan, experiment, comparison, command)

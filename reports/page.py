@@ -157,7 +157,7 @@ def _head(
             f"{plural(arms, 'arm')} × {most}{plural(seeds, 'seed')}: {plural(planned, 'trial')}, "
             f"{', '.join(counts)}"
         )
-    state = "good" if _all_done(experiment) else "bad"
+    state = "good" if experiment.all_done else "bad"
     first = paragraph(menu) if menu else short
     answered = f'<p class="answer">{escaped(" ".join(first))}</p>\n' if first else ""
     notes = [] if menu else [" ".join(comparison.on_equal_devices)]
@@ -258,11 +258,6 @@ def _audit_section(audits: Mapping[str, Audit], experiment: ExperimentRecord) ->
         f"{html_table(audit.CONSEQUENCES, audit.consequence_rows(audits), figures=True)}\n"
         f'<p class="note">{escaped(audit.CONSEQUENCES_NOTE)}</p>\n</details>\n</section>'
     )
-
-
-def _all_done(experiment: ExperimentRecord) -> bool:
-    left = experiment.not_begun or experiment.waiting != 0
-    return not left and all(trial.done for trial in experiment.trials)
 
 
 def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
@@ -734,7 +729,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
             ("Export it for transformers and vLLM", [*command("export"), path, "my_model"]),
         ]
     space = experiment.description.get("space_source") or experiment.description.get("space")
-    if space and not _all_done(experiment):
+    if space and not experiment.all_done:
         resume = [
             *(*command("tune"), "--space", str(space)),
             *("--resume", "must", "--name", directory.name, "--storage", str(directory.parent)),

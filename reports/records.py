@@ -273,6 +273,12 @@ class ExperimentRecord:
     problems: Sequence[str]
 
     @property
+    def all_done(self) -> bool:
+        """Return True if every planned trial has ended, after its last round or stopped earlier."""
+        left = self.not_begun or self.waiting != 0
+        return not left and all(trial.done for trial in self.trials)
+
+    @property
     def with_policy(self) -> TrialRecord | None:
         """The first completed trial that trained a language model, or None."""
         trained = (t for t in self.trials if t.done and t.config.model.env is None)
