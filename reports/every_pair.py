@@ -10,6 +10,7 @@ from grpo_trainable.config import GRPOConfig, schedule, shown
 from grpo_trainable.text import written
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
+from reports.settings import reserved
 from reports.summary import COUNTED, MARK, Comparison, relative_to
 from reports.verdicts import Quantity, quantities
 
@@ -76,8 +77,10 @@ def neighbours(
         differ = _different(own, over)
         others = (other for arm, other in first.items() if arm not in (pair.arm, pair.over))
         if 0 < len(differ) <= MOST_SETTINGS and not any(_between(o, own, over) for o in others):
-            what = "; ".join(f"{key} {shown(own[key])}, not {shown(over[key])}" for key in differ)
-            rows.append((pair.arm, pair.over, what, *pair.cells()[2:]))
+            what = [f"{key} {shown(own[key])}, not {shown(over[key])}" for key in differ]
+            ours, theirs = (reserved(arms[arm][0].config) for arm in (pair.arm, pair.over))
+            what += [f"{ours}, not {theirs}"] if ours != theirs else []
+            rows.append((pair.arm, pair.over, "; ".join(what), *pair.cells()[2:]))
     return rows
 
 

@@ -488,6 +488,13 @@ def _answer_section(found: Answer | None) -> str:
     if found is None:
         return ""
     header, rows = found.header, found.rows()
+    several = any(len(values) > 1 for own in found.arms.values() for values in own.values())
+    ranges = (
+        " Ranges go from the lowest to the highest seed, and are not intervals. Rewards are "
+        "medians over the seeds, and differences are means."
+        if several
+        else ""
+    )
     first = len(header) - sum(column in SHARES for column in found.shown)
     shares = [(row[0], *row[first:]) for row in rows]
     of_stages = ""
@@ -499,9 +506,7 @@ def _answer_section(found: Answer | None) -> str:
         )
     return (
         '<section id="answer">\n<h2>The question, arm by arm</h2>\n'
-        "<p>These columns help to answer the question that the search space asks. Ranges go from "
-        "the lowest to the highest seed, and are not intervals. Rewards are medians over the "
-        "seeds, and differences are means.</p>\n"
+        f"<p>These columns help to answer the question that the search space asks.{ranges}</p>\n"
         f"{html_list(found.said)}"
         f"{narrow_tables(header[:first], [row[:first] for row in rows])}\n"
         f"{of_stages}"

@@ -22,12 +22,17 @@ from reports.own_files import SHORT, are_noted, own_files, replaced
 from reports.records import ExperimentRecord, TrialRecord
 
 Flat = Mapping[str, Any]  # dotted key -> value
+
+
+def reserved(config: GRPOConfig) -> str:
+    """Return the number of devices that a trial's actors reserve, such as `1.9 CPUs`."""
+    return f"{resources.devices(config):g} {'GPUs' if resources.uses_gpus(config) else 'CPUs'}"
+
+
 # Figures that follow from the settings; shown if they differ between arms.
 COMPUTED: dict[str, Callable[[GRPOConfig], str]] = {
     "responses per round": lambda config: str(schedule.responses_per_round(config)),
-    "reserved devices": lambda config: (
-        f"{resources.devices(config):g} {'GPUs' if resources.uses_gpus(config) else 'CPUs'}"
-    ),
+    "reserved devices": reserved,
 }
 MAX_OPEN = 12  # a table with more arms, or a list of more settings, is folded
 CODE = r"<code>\1</code>"

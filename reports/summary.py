@@ -346,7 +346,8 @@ class Comparison:
             return f"Medians over {plural(members, 'member')} (minimum to maximum)."
         if self.seeds == 1:
             shown = any(own.interval for own in self.speed.values())
-            return "Each speed-up is shown with its 95% interval." if shown else ""
+            many = f"95% interval, if there are at least {LEAST_ROUNDS} rounds"
+            return f"Each speed-up is shown with its {many}." if shown else ""
         how = " Speed-ups are geometric means over the seeds, with their 95% intervals."
         less = (
             " Speeds and costs leave out trials that other processes disturbed. Samples/s also "

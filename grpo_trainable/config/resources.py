@@ -101,8 +101,8 @@ class ResourceSettings(Settings):
     worker_cpus: float = number(
         0.95,
         "CPUs of a colocated worker while it trains. 1.9 gives the worker a second thread, which "
-        "makes gradient steps of the shipped policy 1.4 to 1.5 times as fast. Sums are rounded "
-        "differently with two threads, so rewards differ slightly.",
+        "makes gradient steps faster. Sums are rounded differently with two threads, so rewards "
+        "differ slightly.",
         minimum=0.01,
         read_if=COLOCATED,
         harmless=(1.9,),
