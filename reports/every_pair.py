@@ -79,7 +79,8 @@ def neighbours(
         if 0 < len(differ) <= MOST_SETTINGS and not any(_between(o, own, over) for o in others):
             what = [f"{key} {shown(own[key])}, not {shown(over[key])}" for key in differ]
             ours, theirs = (reserved(arms[arm][0].config) for arm in (pair.arm, pair.over))
-            what += [f"{ours}, not {theirs}"] if ours != theirs else []
+            if ours != theirs and not any(key.startswith("resources.") for key in differ):
+                what.append(f"{ours} reserved, not {theirs}")
             rows.append((pair.arm, pair.over, "; ".join(what), *pair.cells()[2:]))
     return rows
 

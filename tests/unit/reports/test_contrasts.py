@@ -1071,14 +1071,14 @@ def beside(directory: Path, space: str, arms: Sequence[str], **fixed: Any) -> li
 
 def test_arms_that_differ_in_one_setting_are_neighbours(tmp_path):
     found = beside(tmp_path / "a", "async_vs_sync", list(SPACES["async_vs_sync"].arms))
-    separate, more = "placement disaggregated, not colocated", "1.9 CPUs, not 0.95 CPUs"
+    separate, more = "placement disaggregated, not colocated", "1.9 CPUs reserved, not 0.95 CPUs"
     assert found == [
         (
             *("colocated_k1_two_cores", "colocated_k1"),
-            "resources.worker_cpus 1.9, not 0.95; 1.9 CPUs, not 0.95 CPUs",
+            "resources.worker_cpus 1.9, not 0.95",
         ),
         ("colocated_k2", "colocated_k1", "k 2, not 1"),  # k8 and k1 are not, because k2 is between
-        ("sync", "colocated_k1", f"{separate}; 1.9 CPUs, not 0.95 CPUs"),
+        ("sync", "colocated_k1", f"{separate}; 1.9 CPUs reserved, not 0.95 CPUs"),
         ("sync", "colocated_k1_two_cores", separate),
         ("colocated_k4", "colocated_k2", "k 4, not 2"),
         ("colocated_k8", "colocated_k4", "k 8, not 4"),
@@ -1099,7 +1099,8 @@ def test_without_the_arm_between_two_arms_they_are_neighbours(tmp_path):
         ("colocated_k8", "colocated_k1", "k 8, not 1"),
         (
             *("async_k1", "colocated_k1"),
-            "placement disaggregated, not colocated; lag 1, not 0; 1.9 CPUs, not 0.95 CPUs",
+            "placement disaggregated, not colocated; lag 1, not 0; "
+            "1.9 CPUs reserved, not 0.95 CPUs",
         ),
         ("async_k4", "async_k1", "k 4, not 1"),
     ]
