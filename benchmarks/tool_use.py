@@ -2,7 +2,8 @@
 
 Writes transcripts of calculator use, fine-tunes SmolLM2-135M-Instruct on them with
 `launch/align.py sft`, and then trains it with GRPO in the environment of `tool_problems.py`. On two
-cores, the training takes about an hour. The result has the curve of held-out success.
+cores, the training takes about an hour. The result includes the success rate on held-out problems
+over the rounds.
 
 Ctrl-C saves the last finished round and writes the curve so far. The same command then continues,
 unless the commit has changed. The model is the one that `make bench-real-model` unpacks.

@@ -176,7 +176,7 @@ NLL = Quantity(
     title="reference NLL",
     measured="response/reference_nll_nats in round 1, compared with its mean over the last eighth "
     "of the rounds. If rounds measure it on a sample of their responses, a change that exceeds the "
-    f"threshold by less than {STANDARD_ERRORS:g} standard errors is perhaps not above it",
+    f"threshold by less than {STANDARD_ERRORS:g} standard errors may not really exceed it",
     form="{:.2f}",
     unit="nats per token",
     fell="the initial policy finds the text more likely (reference NLL)",

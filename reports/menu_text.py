@@ -149,7 +149,7 @@ def _faster(menu: Menu) -> list[str]:
 
 
 def _clear_but_undecided(menu: Menu) -> list[str]:
-    """Return the clear differences in reward of undecided arms, a sentence for each direction."""
+    """Name the undecided arms whose rewards differ clearly, in a sentence for each direction."""
     said = []
     for more, side in ((True, "above"), (False, "below")):
         found = [

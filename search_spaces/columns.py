@@ -47,14 +47,14 @@ class Column:
 
     name: str  # key of the column in report.json
     title: str  # heading of the column in tables
-    metric: str  # a metric of docs/metrics.md, or a key of DERIVED
+    metric: str  # a metric listed in docs/metrics.md, or a key of DERIVED
     over: str = "last"  # a key of OVER; DERIVED figures do not use it
     factor: float = 1.0  # multiplies the value, to change its unit or sign
     form: str = "{:.2f}"
 
     def __post_init__(self) -> None:
         if "/" not in self.metric and self.metric not in DERIVED:
-            valid = f"a metric of docs/metrics.md or one of {', '.join(DERIVED)}"
+            valid = f"a metric listed in docs/metrics.md, or one of {', '.join(DERIVED)}"
             raise ValueError(f"column {self.name}: metric={self.metric}: must be {valid}")
         if self.over not in OVER:
             raise ValueError(

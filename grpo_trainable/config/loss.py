@@ -144,9 +144,9 @@ class LossSettings(Settings):
         also_called=(
             trl(
                 "scale_rewards",
-                "group is group_std, none is group_mean, mean is maxrl; batch, which divides "
-                "r - group mean by the standard deviation of all rewards, needs your own advantage "
-                "function",
+                "group corresponds to group_std, none to group_mean, and mean to maxrl; batch, "
+                "which divides r minus the group's mean by the standard deviation of all rewards, "
+                "needs your own advantage function",
             ),
             verl(
                 "algorithm.adv_estimator",

@@ -416,7 +416,7 @@ def _scored(
         scores: The result of `Generator._scores`.
         weights: Weights of the reward parts. If empty, the task's own reward is used.
         loaded: Records of the weights that the engine loaded while it sampled.
-        spans: The times that the call spent on each stage.
+        spans: The time that the call spent on each stage.
     """
     scores = [[weighted(score, weights) for score in row] for row in scores]
     scored = Scored(

@@ -374,7 +374,7 @@ def newest_round(directory: AnyPath) -> int | None:
 
 
 def newest_checkpoint(directory: AnyPath) -> AnyPath | None:
-    """Return the newest checkpoint that states its round, without verifying it, or None."""
+    """Return the newest checkpoint that states its round, or None. It is not verified."""
     found = reversed(numbered_checkpoints(directory))
     return next((path for path in found if unverified_round(path) is not None), None)
 

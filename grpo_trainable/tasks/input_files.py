@@ -62,7 +62,7 @@ def users_rewards(config: GRPOConfig) -> dict[str, str]:
 
 
 def _rewards(config: GRPOConfig) -> Iterator[tuple[str, Reward]]:
-    """Yield (config key, reward) pairs. The keys of several rewards of a task end in /NUMBER."""
+    """Yield (config key, reward) pairs. If a task has several rewards, the keys end in /NUMBER."""
     settings = {"task.reward": config.task.reward}
     settings |= {f"{_MIXED}{label}/reward": one.task.reward for label, one in config.parts.items()}
     for key, setting in settings.items():

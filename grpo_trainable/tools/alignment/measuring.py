@@ -22,8 +22,8 @@ MAX_NEW_TOKENS = 128
 def measure(run: Run, trainer: Any) -> list[MeasuredRow]:
     """Return the held-out rows with the scores and responses of the trained model.
 
-    A reward model scores a response by its output. A policy that DPO trained scores a response by
-    its implicit reward: beta * log(p / p_ref), with the response's probabilities under the policy
+    The output of a reward model is the score. A policy that DPO trained scores a response by its
+    implicit reward: beta * log(p / p_ref), with the response's probabilities under the policy
     and the reference (Rafailov et al. 2023, equation 5). Pairs that TRL has left out have no score,
     so they are left out here, too.
     """
