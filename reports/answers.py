@@ -213,12 +213,16 @@ def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> li
     if not found:
         return []
     every = len(arms) == len({trial.arm for trial in trials})
-    errors = f"Standard errors of these figures: {', '.join(found)}."
+    errors = f"Their standard errors: {', '.join(found)}."
     if len(trials) == len({trial.arm for trial in trials}):
         errors = "Such figures are followed by ± and their standard error."
+    covers = (
+        "These errors cover the choice of the sample, but not the choice of the round's prompts "
+        "and responses, so even larger differences can be noise."
+    )
     return [
         f"{'Trials measure' if every else f'Only {joined(list(arms))} measured'} some figures on a "
-        f"sample of each round's responses, so small differences can be noise. {errors}"
+        f"sample of each round's responses. {errors} {covers}"
     ]
 
 

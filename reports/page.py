@@ -95,6 +95,7 @@ def render_page(
         _told_section(
             *(told, pairs, beside, comparison.baseline),
             has_menu=menu is not None,
+            seeds=comparison.seeds,
         ),
         _answer_section(asked),
         _changes_section(comparison),
@@ -407,6 +408,7 @@ def _told_section(
     baseline: str | None,
     *,
     has_menu: bool,
+    seeds: int,
 ) -> str:
     if not told:
         return ""
@@ -432,10 +434,16 @@ def _told_section(
         )
     every = ""
     if beside:
+        of_machine = (
+            " With one seed, a difference in speed can also come from the machine, whose speed can "
+            "change from trial to trial."
+            if seeds == 1
+            else ""
+        )
         every = (
             '<h3 id="single">What single settings do</h3>\n'
             "<p>Each row compares two arms that differ in only one or two settings, apart from the "
-            "number of rounds. No other arm lies between them.</p>\n"
+            f"number of rounds. No other arm lies between them.{of_machine}</p>\n"
             f"{_without_empty_columns(NEIGHBOURS, beside)}\n"
         )
     if len(pairs) > 1:  # a single pair is already in the list above

@@ -529,8 +529,7 @@ def _drift(arms: Arms) -> list[Plot]:
             -1.0,
             "KL(sampler ‖ policy): the distance of the policy from the weights that sampled the "
             "responses, after the last gradient step of the round. It usually grows with lag and "
-            "with the number of gradient steps per round. If bands overlap, the difference can be "
-            "noise.",
+            "with the number of gradient steps per round.",
         ),
     ):
         same = (
@@ -641,7 +640,8 @@ def _sampled(arms: Arms) -> str:
     whose = "" if len(sampled) == len(arms) else f" of {joined(sampled)}"
     return (
         f" The figures{whose} are measured on {numbers} responses of each round, drawn at random, "
-        f"so {'the bands reach' if len(sampled) > 1 else 'its band reaches'} {reach}."
+        f"so {'the bands reach' if len(sampled) > 1 else 'its band reaches'} {reach}. "
+        "These errors do not cover the choice of the round's prompts and responses."
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from grpo_trainable.command_line import align
-from grpo_trainable.config import resources, schedule
+from grpo_trainable.config import GRPOConfig, resources, schedule
 from grpo_trainable.config.conditions import CONTROL
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, LEAST_ROUNDS
 from grpo_trainable.telemetry.metrics import PATIENCE, TRUNCATED_ABOVE, without_signal
@@ -63,6 +63,7 @@ SHORT = 10  # rounds; in a shorter trial with a lag, the first round without ove
 # Numbers of samples that differ by at most this share count as equal, because a few groups may have
 # failed.
 EQUAL_SAMPLES = 0.01
+EQUAL_WORK = 0.05  # lengths and times of evaluations count as equal up to this difference
 UNEQUAL = (
     "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
     "Use --samples N to train every arm on N responses."
@@ -106,6 +107,8 @@ class TrialSummary:
     pace: Pace | None
     samples_per_s: float | None  # also None if the trial is too disturbed to compare
     eval_s: float
+    # Engine, number of generators, CPUs of each, and whether GPUs sample.
+    sampled_by: tuple[str, int, float, bool]
     checkpoint_s: float
     device_hours: float | None
     part_weights: Mapping[str, float]  # weight of each part of the reward; empty without weights
@@ -156,6 +159,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         pace=trial.pace,
         samples_per_s=trial.samples_per_s,
         eval_s=sum(trial.column("time/eval_s")),
+        sampled_by=_sampled_by(trial.config),
         checkpoint_s=sum(trial.column("time/checkpoint_s")),
         device_hours=trial.last("cost/device_hours"),
         part_weights=trial.config.task.part_weights,
@@ -191,6 +195,12 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         and not resources.uses_gpus(trial.config),
         still=sum(map(without_signal, trial.rows)) if trial.config.needs_unequal_rewards else 0,
     )
+
+
+def _sampled_by(config: GRPOConfig) -> tuple[str, int, float, bool]:
+    generators = 1 if config.placement == "colocated" else config.resources.num_generators
+    cpus = config.effective("resources.generator_cpus")
+    return config.engine, generators, cpus, resources.uses_gpus(config)
 
 
 def _span(trial: TrialRecord) -> tuple[float, float] | None:
@@ -398,6 +408,7 @@ class Comparison:
         return [
             *notes,
             *self._undisturbed(),
+            *self._speed_of_evaluations(),
             *self._about_parts(),
             *self._short_with_a_lag(),
             *self.about_rewards,
@@ -618,6 +629,33 @@ class Comparison:
             return []
         alone = ", and no two trials ran at the same time" if self.one_by_one else ""
         return [f"Other processes disturbed no round{alone}."]
+
+    def _speed_of_evaluations(self) -> list[str]:
+        """Say how far evaluations differed in time, if they did the same work in all trials.
+
+        With several seeds, the intervals of speed-ups cover changes in the machine's speed.
+        """
+        trials = [trial for own in self.arms.values() for trial in own]
+        alike = {(t.sampled_by, t.eval_prompts, len(t.rewards), t.complete) for t in trials}
+        lengths = [
+            (first + last) / 2
+            for own in self.changes.values()
+            for change in own
+            if change.quantity is changes.LENGTH
+            for first, last in zip(change.before, change.after, strict=True)
+            if first and last
+        ]
+        same_work = len(alike) == 1 and len(lengths) == len(trials)
+        if self.seeds > 1 or not same_work or max(lengths) > (1 + EQUAL_WORK) * min(lengths):
+            return []
+        least, most = (f(trial.eval_s for trial in trials) for f in (min, max))
+        if most <= (1 + EQUAL_WORK) * least or not least:
+            return []
+        return [
+            "Evaluations did the same work in all trials, but took "
+            f"{least:.1f} to {most:.1f} s. So differences in speed of up to {most / least - 1:.0%} "
+            "can come from the machine, whose speed changed from trial to trial."
+        ]
 
     def _least_rounds(self) -> str:
         """Say how many rounds of a trial must be undisturbed."""

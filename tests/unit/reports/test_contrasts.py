@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from grpo_trainable.config import resources
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
+from reports import changes
 from reports.canvas import LIGHT, Plot
 from reports.contrasts import Contrast, reward_difference, speed_up
 from reports.every_pair import every_pair, neighbours
@@ -1240,6 +1241,47 @@ def test_an_undisturbed_experiment_is_called_so(tmp_path, others, said):
             row.pop("time/disturbed_fraction")
     unmeasured = [replace(trial) for trial in record.trials]
     assert sentence not in compare(unmeasured).footnotes()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lengths", "seeds", "said"),
+    [
+        (
+            (3.3, 3.7),
+            (38.0, 37.0),
+            1,
+            "took 3.3 to 3.7 s. So differences in speed of up to 12% can",
+        ),
+        ((3.3, 3.4), (38.0, 37.0), 1, None),  # about equal
+        ((3.3, 3.7), (38.0, 34.0), 1, None),  # shorter responses take less time
+        ((3.3, 3.7), (38.0, 37.0), 2, None),  # the intervals cover it
+    ],
+)
+def test_the_time_of_equal_evaluations_shows_changes_of_the_machine(
+    tmp_path, seconds, lengths, seeds, said
+):
+    rng = np.random.default_rng(0)
+    runs = {}
+    for arm, eval_s in zip((BASE, OTHER), seconds, strict=True):
+        runs[arm] = [rows(rng) for _ in range(seeds)]
+        for own in runs[arm]:
+            own[-1] |= {"time/eval_s": eval_s, "eval/round": float(ROUNDS)}
+            own[-1] |= {"reward/eval_mean": 0.5}
+    record = write(tmp_path / "e", runs)
+    compared = compare(record.trials)
+    changed = {
+        arm: [
+            replace(own, before=[38.0] * seeds, after=[length] * seeds)
+            if own.quantity is changes.LENGTH
+            else own
+            for own in compared.changes[arm]
+        ]
+        for arm, length in zip((BASE, OTHER), lengths, strict=True)
+    }
+    notes = replace(compared, changes=changed).footnotes()
+    found = [note for note in notes if note.startswith("Evaluations did the same work")]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
 
 
 def test_one_arm_alone_has_no_answer(tmp_path):
