@@ -17,11 +17,11 @@ estimates are compared at the first token of each segment, and each segment coun
 Given a segment, everything sampled after it or beside it is random: the rest of the response, the
 other responses of the group, and the completions. The mean squared error of an estimate is the sum
 of its variance and its squared bias in this sense. A bias that depends only on the state before the
-segment, as that of `return` and `gae`, acts as a baseline: it makes the policy gradient noisier,
+segment, like that of `return` and `gae`, acts as a baseline: it makes the policy gradient noisier,
 but not wrong on average. But if the critic's V(after) is wrong, so is the gradient on average.
 
 The true values and the critic's values determine variance and bias, so no estimate is sampled. The
-squared biases contain the noise of the true values. Its variance is subtracted.
+squared biases contain the noise of the true values. The variance of this noise is subtracted.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def errors(own: Segments, *, truth: int, group_size: int) -> dict[str, dict[str,
         The other arguments are the factors of the true values in the bias.
         """
         at_first = torch.where(own.is_first, (before + prompt) ** 2, before**2)
-        at_prompt = of_prompt.where(~own.is_first, 0.0)  # else it is the state before the segment
+        # For the first segment, the prompt is the state before the segment.
+        at_prompt = of_prompt.where(~own.is_first, 0.0)
         noise = at_first * of_before + prompt**2 * at_prompt + after**2 * of_after
         return bias**2 - noise / truth
 
@@ -149,7 +150,7 @@ def errors(own: Segments, *, truth: int, group_size: int) -> dict[str, dict[str,
 
 
 def tokens_per_response(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Return the tokens that are sampled for each response, with the completions of its states.
+    """Return the mean number of sampled tokens per response, including its states' completions.
 
     A completion is as long as the rest of the response, on average. The responses of a group share
     the completions of the prompt.
@@ -170,7 +171,7 @@ def tokens_per_response(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def of_checkpoint(config: GRPOConfig, directory: Path) -> dict[str, Any]:
-    """Measure the estimates on responses of the policy in a checkpoint to held-out prompts."""
+    """Measure the estimates on responses to held-out prompts, sampled by a checkpoint's policy."""
     assert config.loss.gamma == config.loss.gae_lambda == 1, "`gae` is the reward minus a value"
     transport = InProcess()
     learner = Learner(config, transport)
@@ -225,7 +226,7 @@ def sampled(config: GRPOConfig, handle: Any, transport: InProcess) -> list[Rollo
 
 
 def changed(config: GRPOConfig, changes: Mapping[str, Any]) -> GRPOConfig:
-    """Return a config with other values of some settings."""
+    """Return a copy of a config in which some settings have other values."""
     data = config.to_dict()
     for key, value in changes.items():
         section, _, name = key.partition(".")

@@ -281,7 +281,7 @@ SHORT_ROUNDS = {
 
 
 class InSlowStore(Experiment):
-    """Trial with short rounds in a slow store.
+    """Trial with short rounds, whose files are in a slow store.
 
     Until the trial is fetched from the store, `rows` returns only the current command's rows.
     """
@@ -526,7 +526,7 @@ def lose_machine(role: str) -> Callable[[Any], None]:
 
 
 def unplug(role: str) -> Callable[[Any], None]:
-    """Return a fault that unplugs the cable of the machine of an actor, and plugs it in again."""
+    """Return a fault that unplugs the cable of an actor's machine, and plugs it in again."""
 
     def strike(running: Any) -> None:
         machine = running.experiment.machine_of(role)

@@ -110,11 +110,11 @@ def matrix_product() -> Callable[[], object]:
 
 
 def flop_of_packed(groups: Sequence[RolloutGroup]) -> int:
-    """Return the operations of a packed step's matrix products with weights.
+    """Return the number of operations in a packed step's products with weight matrices.
 
-    A backward pass takes twice the operations of a forward pass. The body processes a prompt once,
-    and the last token of a response is never an input. The head processes a position per response
-    token.
+    A backward pass takes twice as many operations as a forward pass. The body processes a prompt
+    once, and the last token of a response is never an input. The head processes one position for
+    each response token.
     """
     from grpo_trainable.models.model_config import PRESETS
 
@@ -438,7 +438,7 @@ ROUNDING = 1e-5  # nats by which two passes over equal rows may differ
 
 
 def monitor(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare two trials of each seed, whose weights are equal.
+    """For each seed, compare two trials with equal weights.
 
     One trial measures the KL on 16 responses of each round, and the other on all responses. The
     result of each finished seed is kept, so an interrupted comparison continues with the next seed.
@@ -480,9 +480,9 @@ def monitor(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compared_monitors(rounds: int, seed: int) -> dict[str, Any]:
-    """Compare metrics from a sample of the responses with those from all, in trials of equal seed.
+    """Compare metrics from a sample of the responses with metrics from all responses.
 
-    Also return the share of each round that the reference takes.
+    The trials have equal seeds. Also return the share of each round that the reference takes.
     """
     from grpo_trainable.telemetry.metrics import SAMPLED, SE
 

@@ -33,7 +33,7 @@ SHORT = {
 
 
 def algorithm(preset: str, **settings: Any) -> dict[str, Any]:
-    """Return a preset's settings and changes to them, the same KL and aggregation for all arms."""
+    """Return a preset's settings with changes. KL and aggregation are the same for all arms."""
     same = {"placement": "colocated", "loss.kl_coef": 0.0, "loss.aggregation": "token_mean"}
     return {**PRESETS[preset].settings, **same, **settings}
 

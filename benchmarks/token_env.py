@@ -15,7 +15,7 @@ from grpo_trainable.config import GRPOConfig
 from reports.records import TrialRecord
 
 WINDOW = 256  # responses
-POINTS = 8  # of a trial's curve
+POINTS = 8  # points of a trial's curve
 
 
 def of_trial(trial: TrialRecord) -> list[tuple[float, float]]:

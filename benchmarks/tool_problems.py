@@ -23,7 +23,7 @@ SYSTEM = {
     "role": "system",
     "content": f"Write {CALL}and an expression to use the calculator. Then write the answer.",
 }
-ROLE = "user"  # of the messages with results; `launch/align.py` takes no messages of tools
+ROLE = "user"  # role of messages with results; `launch/align.py` accepts no tool messages
 
 
 class ProblemCalculator(Calculator):
@@ -96,7 +96,7 @@ def _problem(rng: Random) -> Problem:
         first = rng.randint(100, 999)
         told, calculation = ONE_PILE.format(n=first, **words), str(first)
     for friend in friends[: rng.randint(1, 2)]:
-        most = calculate(calculation) - 1  # the largest loss
+        most = calculate(calculation) - 1  # the most that may be lost
         gains = most < 11 or rng.random() < 0.5
         change = rng.randint(11, 999 if gains else most)
         kind = rng.choice(GAINS if gains else LOSSES)

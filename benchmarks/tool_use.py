@@ -105,7 +105,8 @@ def run(script: str, *words: str) -> int:
 def write_rows(place: Path, model: Path) -> Path:
     """Write a row for each action of each transcript, and return the file.
 
-    A row for each action, not for each transcript, trains the model only on what it writes itself.
+    With a row for each action, not for each transcript, the model is trained only on what it writes
+    itself.
     """
     said = [transcript(own) for own in islice(different("sft", held_out=False), TRANSCRIPTS)]
     refuse_other_tokens(said, model)
@@ -185,7 +186,7 @@ def curves(directory: Path) -> dict[str, Any]:
 
 
 def measured(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the means over the episodes of an evaluation, which has one for each problem."""
+    """Return the means over an evaluation's episodes, one episode for each problem."""
     count = len(episodes)
     calls = [[turn for turn in json.loads(own["turns"]) if is_call(turn)] for own in episodes]
     success = sum(own["reward"] for own in episodes) / count

@@ -16,10 +16,10 @@ errors       Simulates experiments whose differences are tested after every seed
              one baseline, with the sign that causes more errors. These differences share three
              trials of the baseline, so their skew is mostly chance.
 levels       Simulates Student's t-test after every seed, with arms exactly at the margin. For each
-             maximum number of seeds and each divisor of `ALPHA`, prints the nominal level at which
-             the test rejects at any time in at most a share `ALPHA` / divisor of the experiments. A
-             t-test does not depend on the variance, so one table serves any margin and any level of
-             noise.
+             maximum number of seeds and each divisor of `ALPHA`, prints a nominal level. At this
+             level, the share of experiments in which the test ever rejects is at most `ALPHA` /
+             divisor. A t-test does not depend on the variance, so one table serves any margin and
+             any level of noise.
 """
 
 from __future__ import annotations

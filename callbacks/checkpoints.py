@@ -51,10 +51,10 @@ class CheckpointCallback(FailSafeCallback):
         noted = path_of(trial.latest_checkpoint_result)
         if checkpoint is None or unverified_round(checkpoint) != row[TRAINING_ITERATION]:
             return
-        # `TrialStorage.go_on` handles a checkpoint that follows a copy of which Tune does not know.
+        # If the checkpoint follows a copy that Tune does not know, `TrialStorage.go_on` handles it.
         if checkpoint == noted or not follows_known_copy(checkpoint, noted):
             return
-        row["config"] = trial.config  # as in every row that Tune has; the file has all settings
+        row["config"] = trial.config  # as in Tune's rows; the file's rows have all settings
         trial.update_last_result(row)
         trial.on_checkpoint(_TrainingResult(checkpoint=checkpoint_at(checkpoint), metrics=row))
         forget_missing(trial.run_metadata.checkpoint_manager)

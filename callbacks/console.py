@@ -106,7 +106,7 @@ class ConsoleCallback(FailSafeCallback):
         self._show(trials, trial, line)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Show that a trial has ended, and how many seconds ago it last started."""
+        """Show that a trial has ended, and how long it has run since its last start."""
         now = time.time()
         started = self._started.get(trial.trial_id, now)
         ended = sum(other.is_finished() or other is trial for other in trials)
@@ -279,7 +279,7 @@ def _state(trial: Any, latest: Mapping[str, Mapping[str, Any]]) -> str:
         return ""
     if _reached(trial, latest) == config_of(trial).rounds:
         return "done"
-    # Without an interrupt, a scheduler or a stopper has stopped the trial.
+    # If there was no interrupt, a scheduler or a stopper has stopped the trial.
     interrupted = save_on_interrupt.requested.is_set() and not trial.last_result.get(DONE)
     return "interrupted" if interrupted else "stopped"
 

@@ -47,8 +47,8 @@ def _fail_safe(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(self, *args, **kwargs)
         except ConfigError:
-            # With settings that cannot be used, a trial of ours would have failed before a callback
-            # reads them.
+            # If the settings of one of our trials could not be used, the trial would have failed
+            # before a callback could read them.
             _log_foreign(kwargs.get("trial"))
             return None
         except Exception as error:

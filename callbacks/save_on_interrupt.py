@@ -224,7 +224,7 @@ def noted_round(trial: Any) -> int:
 def saved_round(trial: Any) -> int:
     """Return the round of a trial's newest checkpoint, or 0 if it has none.
 
-    Tune does not know about a checkpoint that an earlier run wrote for a request to stop. A
+    Tune does not know about a checkpoint that an earlier run wrote because it was asked to stop. A
     checkpoint that is being written or that cannot be read does not count. Checkpoints in an object
     store are not read, because the store may not answer.
     """
@@ -239,8 +239,8 @@ def saved_round(trial: Any) -> int:
 def is_in_snapshot(trial: Any) -> bool:
     """Return False if Tune's last snapshot lacks a trial, so that a restore begins it again.
 
-    It begins in a new directory if the name contains the time, as Tune's own names do. With a fixed
-    name, it continues from its checkpoint.
+    The trial begins in a new directory if the directory's name contains the time, as Tune's own
+    names do. With a fixed name, the trial continues from its checkpoint.
     """
     path = trial_path(trial)
     if trial.custom_dirname is not None or not isinstance(path, Path):

@@ -355,7 +355,7 @@ def printed_menu(space: str) -> list[str]:
 
 
 def to_decide(own: Mapping[str, Any], arm: str) -> str:
-    """Return the seeds, and the time, that a verdict on an arm still takes."""
+    """Return the seeds and the time that a verdict on an arm still needs."""
     seeds, price = own["arms"][arm]["seeds_missing"], own["arms"][arm]["price"]
     if seeds is None:
         return f"more than {own['most_seeds']} seeds"

@@ -112,7 +112,7 @@ positive = number(float, 0, above=True)
 def share(text: str) -> float:
     """Convert a share such as 0.05 to a number. This is an argparse type."""
     value = positive(text)
-    # As a margin, 5 (meant as 5 %) would be 500 %, which accepts any loss.
+    # A margin of 5, given by a user who means 5 %, would be 500 % and accept any loss.
     if value >= 1:
         percent = f"; for {value:g} %, write {value / 100:g}" if value < 100 else ""
         raise argparse.ArgumentTypeError(f"must be a number below 1, got {shown(text)}{percent}")
@@ -278,7 +278,7 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # for every writer, because the stream has no reader any more
+            _discard(self._stream)  # for all writers, because nothing reads the stream any more
         except OSError:
             return  # keep the stream: a full disk may have space later
 

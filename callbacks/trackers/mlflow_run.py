@@ -32,7 +32,7 @@ class Run:
         """Open the run, record settings that it lacks, and mark it as running."""
         for name, value in QUICK.items():
             os.environ.setdefault(name, value)
-        for name in ("mlflow", "alembic"):  # both log each table of a new database
+        for name in ("mlflow", "alembic"):  # both libraries log each table of a new database
             logging.getLogger(name).setLevel(logging.WARNING)
         self._client = MlflowClient()
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", trial.experiment)

@@ -94,7 +94,7 @@ class Conversation:
         self._unread.append((vf.UserMessage, task.data.prompt_text))
 
     async def turn(self, message: Any = None) -> Any:
-        """Return the policy's reply as a `Segment`, or a terminated one after `max_turns` turns."""
+        """Return the policy's reply as a `Segment`, or a terminated `Segment` after `max_turns`."""
         if self._most_turns is not None and self.trace.num_turns >= self._most_turns:
             self.trace.stop("max_turns")
             return self._vf.Segment(messages=[], terminated=True)
@@ -149,6 +149,6 @@ def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
 
 
 def shared_parts(vf: Any, env: Any) -> list[str]:
-    """Return the environment's features that episodes would share if a server ran them."""
+    """Return the environment's features that all episodes on a server would share."""
     found = ["start"] if type(env).start != vf.Env.start else []
     return found + (["tools"] if env.taskset.toolsets(env.taskset.config) else [])

@@ -164,7 +164,7 @@ def compute_group_normalized_rewards(
 
     Raises:
         ValueError: N is 0, is not a multiple of `group_size`, or differs from the number of ground
-            truths; or `group_size` is below 1, or below 2 with `normalize_by_std`.
+            truths; or `group_size` is below 1 (below 2 with `normalize_by_std`).
     """
     num_responses = len(rollout_responses)
     if num_responses != len(repeated_ground_truths):

@@ -57,7 +57,7 @@ def second_moment_outliers(
 
     The selected tokens are those with the largest (log ρ)². Only tokens whose probability moved in
     the direction that A favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed.
-    Clipping would not affect other tokens either. M2PO, arXiv 2510.01161, equation 4 and
+    Clipping would not affect the other tokens either. M2PO, arXiv 2510.01161, equation 4 and
     algorithm 1 (`second_moment` 0.04).
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).double()

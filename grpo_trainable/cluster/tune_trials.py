@@ -42,7 +42,7 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
 
 
 class InvalidTrial:
-    """Takes the place of a trial that cannot run. Any use but `end` raises the trial's error.
+    """Takes the place of a trial that cannot run. Any use except `end()` raises the trial's error.
 
     Tune ends the process of a failed trial, so no other trial gets this object.
     """

@@ -268,8 +268,8 @@ OWN_BUNDLE = {"CPU": 0.1}
 def bundles(config: Config) -> list[dict[str, float]]:
     """Return the resources of the trial's own process, then the resources of each actor.
 
-    The actors are the worker, or the learners followed by the generators. Learners that must share
-    a node share one bundle, because Ray never divides a bundle between nodes.
+    The actors are the worker, or the learners followed by the generators. Learners that must be on
+    the same node share one bundle, because Ray never divides a bundle between nodes.
     """
     r = config.resources
     if config.placement == "colocated":

@@ -67,7 +67,7 @@ def rewards_text(rewards: list[Reward]) -> str:
 
 
 def must_be_named(value: Any) -> list[str]:
-    """Return the rewards in a value of `task.reward` that a checkpoint alone must not choose.
+    """Return those rewards in a value of `task.reward` that a checkpoint alone must not choose.
 
     A checkpoint may be untrusted. These rewards run a function of a Python file or module, or send
     responses and an API key to a service.

@@ -360,7 +360,7 @@ def _straggler_conflicts(config: Config) -> Iterator[Conflict]:
         "must be wait or drop with pools.enabled=true, where pass rates decide which prompt is "
         "sampled again",
     )
-    # Otherwise, `lag` may allow too few chunks for a generator to pass another one twice.
+    # Otherwise, `lag` may allow too few chunks for one generator to pass another twice.
     yield (
         stragglers != "wait" and chunks < generators,
         "rollout.stragglers",

@@ -89,7 +89,7 @@ class GRPOConfig(TrialSettings):
             object.__setattr__(self, name, value)
         self._put_defaults_in("task")
         self._refuse_unread()
-        self.parts  # noqa: B018  # rejects a mix if one of its tasks is invalid alone
+        self.parts  # noqa: B018  # rejects a mix if one of its tasks is invalid on its own
         for name in SECTIONS:
             self._put_defaults_in(name)
         for conflicts in CONFLICTS:

@@ -67,7 +67,7 @@ class Engine(Protocol):
 
         A response ends where `request.limits` says. `finished` is True if an end id or a stop
         string ended the response. Call `between_tokens` before every token: it reports progress and
-        may call `load`. If `between_tokens` raises an exception, let it pass: the call has been
+        may call `load`. If `between_tokens` raises an exception, do not catch it: the call has been
         cancelled. The next call must work as usual.
 
         Each token carries the version and round of the weights that sampled it, and its log-prob

@@ -73,16 +73,17 @@ class ProcessScorer:
     is given, `reward` names a task instead: a built-in task or a user's class. In that case, `task`
     contains the task's `settings` and `seed`, and the function is the task's method `reward`.
 
-    A call scores one response. If the function scores groups, a call scores consecutive responses
-    to the same example, and if it scores batches, all responses. Three kinds of failure give
-    all responses of a call a `RewardError`: an exception, no answer within `deadline_s` seconds per
-    response, and the death of the process. A result that is not a finite number gives only its own
-    response a `RewardError`. A call with an exception or such a result is repeated once, to see
-    whether the failure repeats. If the function gives no answer for a response and `unverified` is
-    given, the score is the result of `unverified` instead, because the response is at fault, not
-    the function. A spare process, already warm, replaces a process that was killed or died. A
-    reward model has no spare, because the spare would need memory for a second model. If the
-    process of a reward model dies, a new process starts and repeats the call once.
+    A call scores one response, unless the function scores groups or batches. A function that scores
+    groups gets consecutive responses to the same example in one call. A function that scores
+    batches gets all responses in one call. Three kinds of failure give all responses of a call a
+    `RewardError`: an exception, no answer within `deadline_s` seconds per response, and the death
+    of the process. A result that is not a finite number gives only its own response a
+    `RewardError`. A call with an exception or such a result is repeated once, to see whether the
+    failure repeats. If the function gives no answer for a response and `unverified` is given, the
+    score is the result of `unverified` instead, because the response is at fault, not the function.
+    A spare process, already warm, replaces a process that was killed or died. A reward model has no
+    spare, because the spare would need memory for a second model. If the process of a reward model
+    dies, a new process starts and repeats the call once.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
@@ -448,7 +449,7 @@ def check_reward(
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Returns:
-        Parts of the reward that `weighted` leaves out, if it names any.
+        Parts of the reward that `weighted` leaves out; none if `weighted` is empty.
 
     Raises:
         ValueError: The reward cannot be loaded, has an unsupported form or does not suit an

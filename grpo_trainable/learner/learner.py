@@ -290,7 +290,9 @@ class Learner:
         return steps, batches
 
     def _with_kl(self, step: GradientStep, batch: BatchWithLogProbs, seen: Tensor) -> GradientStep:
-        """If the KL is monitored, add the KL of the policy before the step to the step's figures.
+        """Add the KL to the step's figures, if the KL is monitored.
+
+        The KL is that of the policy before the step.
 
         Args:
             step: The step.

@@ -1,4 +1,4 @@
-"""Packing of rows, so that each distinct token of a microbatch is computed once.
+"""Packing of rows, so that each distinct token of a microbatch is processed once.
 
 The hidden state of a token depends only on this token and the tokens before it. Rows with the same
 prompt therefore share the states of the prompt. Positions after the last wanted state of a row need

@@ -99,7 +99,7 @@ class Policy(NamedWeights):
 
     @abstractmethod
     def pack_rows(self) -> None:
-        """Make `states_at` compute a token that several rows share only once (models/packing.py).
+        """Make `states_at` process a token only once if several rows share it (models/packing.py).
 
         Raises:
             ValueError: The architecture does not support packing. The message is one line.

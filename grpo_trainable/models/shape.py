@@ -48,7 +48,7 @@ class PolicySettings(Protocol):
 
     @property
     def packing(self) -> bool:
-        """True to compute a token that several rows share only once."""
+        """True to process a token only once if several rows share it."""
         ...
 
     @property

@@ -206,7 +206,7 @@ class TransformerLM(Policy):
         return self.blocks
 
     def pack_rows(self) -> None:
-        """Make `states_at` compute a token that several rows share only once."""
+        """Make `states_at` process a token only once if several rows share it."""
         self._packs = True
 
     def checkpoint_gradients(self) -> None:

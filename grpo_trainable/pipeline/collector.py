@@ -95,7 +95,7 @@ class Collector:
     # ---- Stragglers --------------------------------------------------------------------------
 
     def may_give_up(self, chunk: Chunk) -> bool:
-        """Return True if a chunk may be given up. A prompt that was requeued before may not be."""
+        """Return True if a chunk may be given up. No prompt is given up twice."""
         return self._requeued is None or self._requeued.are_new(chunk.prompt_indices)
 
     def give_up(self, chunk: Chunk) -> None:

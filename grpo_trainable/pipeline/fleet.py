@@ -321,7 +321,7 @@ class Fleet:
         return min(free, key=_BUSYNESS, default=None)
 
     def sample(self, generator: FleetGenerator, work: Work) -> None:
-        """Submit a chunk to a generator. Until it is scored, it is the generator's work."""
+        """Submit a chunk to a generator. The chunk is the generator's work until it is scored."""
         generator.chunks += 1
         self._submitted += 1
         indices = work.prompt_indices
@@ -347,7 +347,7 @@ class Fleet:
         self._update_needs(generator)
 
     def passed(self) -> list[tuple[FleetGenerator, Work]]:
-        """Return the chunks being sampled that a generator without work has passed.
+        """Return the chunks that are being sampled and that a generator without work has passed.
 
         A generator has passed a chunk if the last `LAPS` chunks that it sampled began after that
         chunk. The number of submitted chunks serves as the clock: if no chunk was submitted between

@@ -354,7 +354,7 @@ class Ledger:
 
 
 def _after(start: int, count: int, given_up: Sequence[int]) -> int:
-    """Return the index after the first `count` prompts from `start` on that are not given up."""
+    """Return the index after the first `count` prompts, from `start` on, that are not given up."""
     end = start + count
     for index in given_up[bisect_left(given_up, start) :]:
         if index >= end:

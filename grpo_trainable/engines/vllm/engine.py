@@ -1,7 +1,7 @@
 """The engine vLLM (extra `vllm` or `vllm-gpu`), which samples token by token.
 
 Random draws use the same keys as in the other engines, but vLLM's rounding depends on which rows
-are computed together. So this engine promises neither identical bits when a call is repeated, nor
+are processed together. So this engine promises neither identical bits when a call is repeated, nor
 log-probs within 1e-4 of the learner's.
 """
 
@@ -229,7 +229,7 @@ class VLLMEngine:
                 self._running.clear()
 
     def _admit(self, waiting: deque[_Row]) -> None:
-        """Pass waiting rows to vLLM, up to the number of rows that it computes together.
+        """Pass waiting rows to vLLM, up to the number of rows that it processes together.
 
         The remaining rows begin later, with the weights that are loaded at that time.
         """
@@ -270,7 +270,7 @@ class VLLMEngine:
         )
 
     def _step(self, limits: SamplingLimits, stops: StopStrings | None) -> list[_Row]:
-        """Run one step of vLLM, which samples one token for every row that it computes.
+        """Run one step of vLLM, which samples one token for every row that it processes.
 
         Returns:
             The rows whose action ended. `finished` is False if the token limit cut off the action.

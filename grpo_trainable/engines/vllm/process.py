@@ -99,7 +99,7 @@ def refuse_other_build(built_for: str, device: str) -> None:
     """Refuse a build of vLLM that would not sample on `device`, "cpu" or "cuda".
 
     Args:
-        built_for: Type of device that vLLM samples on. A build for GPUs that sees none says "".
+        built_for: Type of device that vLLM samples on, or "" for a GPU build that sees no GPU.
         device: Type of device that the trial or `launch/evaluate.py --device` samples on.
 
     Raises:
@@ -171,7 +171,7 @@ def llm_arguments(
         "max_model_len": longest,
         "max_num_seqs": rows,
         "max_num_batched_tokens": max(PREFILL_TOKENS, longest),
-        # On CPUs, computing a seeded prompt in parts fails: "CPU Generator does not use offset".
+        # On CPUs, processing a seeded prompt in parts fails: "CPU Generator does not use offset".
         "enable_chunked_prefill": False,
         "enable_prefix_caching": True,  # responses to a prompt share the prompt's cache
         "async_scheduling": False,  # otherwise, a step returns the previous step's token

@@ -188,7 +188,7 @@ class ChatTemplate:
             )
 
     def _begins(self, messages: Messages, whole: str) -> bool:
-        """Return True if the text of a conversation begins the text `whole` of a longer one.
+        """Return True if the longer text `whole` begins with the text of this conversation.
 
         Some templates end a conversation differently if nothing follows, and some begin a response
         differently from the messages that the model wrote before. So the conversation is rendered

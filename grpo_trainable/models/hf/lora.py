@@ -120,7 +120,7 @@ class LoraPolicy(Policy):
         return self.base.states_at(input_ids, wanted)
 
     def pack_rows(self) -> None:
-        """Make `states_at` compute a token that several rows share only once."""
+        """Make `states_at` process a token only once if several rows share it."""
         self.base.pack_rows()
 
     def checkpoint_gradients(self) -> None:
@@ -228,7 +228,7 @@ class _Untrained(Policy):
             return self._policy[0].states_at(input_ids, wanted)
 
     def pack_rows(self) -> None:
-        """Make `states_at` compute a token that several rows share only once."""
+        """Make `states_at` process a token only once if several rows share it."""
         self._policy[0].pack_rows()
 
     def checkpoint_gradients(self) -> None:

@@ -93,7 +93,7 @@ class HFPolicy(Policy):
 
     @torch.no_grad()
     def pack_rows(self) -> None:
-        """Make `states_at` compute a token that several rows share only once.
+        """Make `states_at` process a token only once if several rows share it.
 
         Raises:
             ValueError: The architecture does not support packing, or computes different states
