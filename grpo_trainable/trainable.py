@@ -105,7 +105,7 @@ class GRPOTrainable(tune.Trainable):
         self.trial = cast("Trial", InvalidTrial(error))
 
     def _stop_request(self) -> TuneStopRequest | None:
-        """Return the request to stop that the driver may make, or None outside Tune."""
+        """Return the object for the driver's request to stop, or None outside Tune."""
         return None if self._storage is None else TuneStopRequest(self.trial_id)
 
     def step(self) -> dict[str, Any]:

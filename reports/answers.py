@@ -199,7 +199,7 @@ def _about_kl(columns: Sequence[Column], arms: Mapping[str, Sequence[TrialRecord
 
 
 def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> list[str]:
-    """Say how precise the figures of metrics are that rounds measure on a sample of responses."""
+    """Say how precise the figures are for metrics that rounds measure on a sample of responses."""
     found, arms = [], {}
     for column in columns:
         errors = []
@@ -226,8 +226,8 @@ def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> li
     ]
 
 
-# Ratio of the standard errors of a reduction and of a mean over the same rounds, whose errors are
-# assumed to be Gaussian. Keys as in `OVER`.
+# Ratio of the standard error of a reduction to that of a mean over the same rounds. The errors of
+# the rounds are assumed to be Gaussian. Keys as in `OVER`.
 RELATIVE_ERROR = {"mean": 1.0, "late": 1.0, "median": math.sqrt(math.pi / 2)}
 
 

@@ -244,10 +244,10 @@ class Change:
         return {place: abs(change(*ends)) / self.threshold for place, ends in moved.items()}
 
     def _found(self) -> Iterator[tuple[str, Mapping[int, Ends], str]]:
-        """Yield the description, the ends and the doubt of each change above the threshold.
+        """Yield the description of each change above the threshold, its ends, and any doubt.
 
-        If no trial of a direction exceeds the threshold by more than the noise of its measurement,
-        the change is in doubt.
+        If no change in a direction exceeds the threshold by more than the noise of its measurement,
+        the changes in this direction are in doubt.
         """
         within = f" (within {STANDARD_ERRORS:g} standard errors of the threshold)"
         for sign, said in ((-1, self.quantity.fell), (1, self.quantity.rose)):
@@ -293,7 +293,7 @@ class Change:
         return f" in {self.kind}{'s' if len(moved) > 1 else ''} {named}"
 
     def _beyond(self, sign: int, noise: float = STANDARD_ERRORS) -> dict[int, Ends]:
-        """Return the ends of the trials that moved in a direction, by place in `names`.
+        """Return (before, after) of each trial that moved in a direction, by place in `names`.
 
         Args:
             sign: 1 for a rise, -1 for a fall.

@@ -76,8 +76,8 @@ class Contrast:
         """Return the interval as text; empty if there is none.
 
         Args:
-            form: The format of both ends. If an interval that excludes equality would seem to end
-                there, the ends get more digits.
+            form: The format of both ends. If the interval excludes equality but would seem to end
+                at it, the ends get more digits.
         """
         if self.interval is None:
             return ""

@@ -53,8 +53,8 @@ def neighbours(
     """Return a table row for each pair of arms that shows what one or two settings do.
 
     The arms of such a pair differ in at most `MOST_SETTINGS` settings, and no other arm lies
-    between them: an arm that agrees with one of the two in each of these settings, or has a number
-    between theirs. A setting that an arm does not read is no difference.
+    between them. An arm lies between them if, in each of these settings, it agrees with one of the
+    two or has a number between theirs. A setting that an arm does not read is no difference.
 
     Args:
         pairs: All pairs of arms.

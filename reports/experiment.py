@@ -41,7 +41,7 @@ from search_spaces.search_space import MAX_LABEL, Question
 REPORT_FILES = ("report.html", "report.json", "plots")
 
 MAX_ROUND = 1 << 31
-MOST_REASONS = 3  # most trials that an error names as left out
+MOST_REASONS = 3  # maximum number of left-out trials that an error names
 LEFT_OUT = "left out, because its config cannot be used"
 OF_RLLIB = "it is a config of RLlib, and trials of RLlib have no report; use GRPOTrainable instead"
 

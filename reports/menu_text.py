@@ -329,7 +329,7 @@ def _seeds_needed(menu: Menu) -> dict[str, int]:
 
 
 def _with_more_prompts(menu: Menu, needed: Mapping[str, int]) -> str:
-    """Say how many seeds are enough if the last evaluation has more prompts, and if that pays.
+    """Say how many seeds are enough with more prompts in the last evaluation, if that pays.
 
     Args:
         menu: The menu.
@@ -682,7 +682,7 @@ def _source_of_noise(noise: Noise) -> str:
 
 
 def _less_noise(noise: Noise) -> str:
-    """Return the advice on less noise, in which `{cost}` and `{seeds}` stand for relative numbers.
+    """Return advice on reducing noise. In it, `{cost}` and `{seeds}` stand for relative numbers.
 
     The advice is empty if only more seeds reduce the noise, or if the times of the trials are
     unknown.

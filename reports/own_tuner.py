@@ -20,11 +20,11 @@ DIRECTORY = re.compile(
 
 
 def with_absolute_paths(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials, in which trials without rows have absolute paths if these are known.
+    """Return the trials. Those without rows get absolute paths if these are known.
 
     Rows contain absolute paths. Without rows, the settings are read from params.json, which
-    contains the paths as the user wrote them. A trial with rows and the same relative path tells
-    which absolute path it means.
+    contains the paths as the user wrote them. Another trial that has rows and the same relative
+    path tells which absolute path is meant.
     """
     if all(trial.stretches for trial in trials):
         return list(trials)
@@ -60,8 +60,8 @@ def without_restarted(
     """Leave out each trial that was started again in a new directory.
 
     `tune.Tuner.restore(…, restart_errored=True)` gives each failed trial a new directory and a new
-    id. After a kill, `restore` begins a trial that Tune's last snapshot lacks again, with the same
-    id.
+    id. If Tune's last snapshot lacks a trial after a kill, `restore` begins this trial again, with
+    the same id.
 
     Args:
         trials: The trials of all runs.

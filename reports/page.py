@@ -202,7 +202,7 @@ def _range_of_reward(config: GRPOConfig) -> str:
 
 
 def _arms_run(experiment: ExperimentRecord) -> str:
-    """Say how many arms of the search space the experiment has, if not all, as HTML."""
+    """Say, as HTML, how many arms of the search space the experiment has, if not all."""
     if experiment.question is None:
         return ""
     asked = set(experiment.question.arms)

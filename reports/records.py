@@ -274,7 +274,7 @@ class ExperimentRecord:
 
     @property
     def all_done(self) -> bool:
-        """Return True if every planned trial has ended, after its last round or stopped earlier."""
+        """Return True if every planned trial has ended, either after its last round or earlier."""
         left = self.not_begun or self.waiting != 0
         return not left and all(trial.done for trial in self.trials)
 

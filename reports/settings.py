@@ -43,7 +43,7 @@ NO_EFFECT = (
 
 
 def run_section(experiment: ExperimentRecord) -> str:
-    """Return the section on what was run as HTML: the settings that were chosen, explained."""
+    """Return, as HTML, the section on what was run: the settings that were chosen, explained."""
     by_arm, shared = _by_arm(experiment), _shared(experiment)
     keys = dict.fromkeys(
         k for own in by_arm.values() for trial in own for k in trial.config.in_effect
@@ -128,7 +128,7 @@ def _at_equal_samples(experiment: ExperimentRecord) -> list[str]:
 
 
 def settings_section(experiment: ExperimentRecord) -> str:
-    """Return the section on all settings and on the user's files as HTML."""
+    """Return, as HTML, the section on all settings and on the user's files."""
     shared = _shared(experiment)
     jsons = "\n".join(
         f"<details><summary>{escaped(arm)}: params.json of {escaped(trials[0].name)}, "
@@ -181,7 +181,7 @@ def _seeds(experiment: ExperimentRecord) -> str:
 
 
 def _changed(shared: Flat, experiment: ExperimentRecord) -> tuple[list[str], list[str]]:
-    """Return the shared settings that differ from their defaults, and those without known ones."""
+    """Return shared settings that differ from their defaults, and those without known defaults."""
     known = [default_settings(trial, experiment.description) for trial in experiment.trials]
     given = [flatten(trial.config.to_dict()) for trial in experiment.trials]
     unknown = [key for key in shared if not all(key in defaults for defaults in known)]

@@ -122,7 +122,7 @@ class TrialSummary:
     # Number of held-out prompts, before training and in the latest evaluation after round 0.
     eval_prompts: tuple[int, int]
     reward_errors: int  # training responses whose reward failed
-    unscored: int  # most prompts that an evaluation left out because they could not be scored
+    unscored: int  # most prompts left out of an evaluation because they could not be scored
     may_repeat_prompts: bool  # True if the task may have fewer held-out prompts
     exact_lag: bool | None  # True if the lag is exact and so saves no time; None at lag 0
     truncated: float | None  # share of the last rounds' responses that the token limit cut off
@@ -130,7 +130,7 @@ class TrialSummary:
     reference_nll: float | None
     largest_lag: float | None
     niceness: float  # highest niceness of the trial's actors; an ordinary process has 0
-    load_is_known: bool  # True if the load from other processes was measured, which excludes GPUs
+    load_is_known: bool  # True if other processes' load was measured, and the trial uses no GPU
     # Number of rounds in which the rewards within each group were equal; 0 if the advantage can use
     # such rounds.
     still: int
@@ -803,7 +803,7 @@ def relative_to(
 def on_equal_devices(
     speeds: Mapping[str, Contrast], baseline: str, records: Mapping[str, Sequence[TrialRecord]]
 ) -> list[str]:
-    """Compare the fastest of the arms that reserve more devices with arms that reserve as many.
+    """For each number of devices above the baseline's, compare the fastest arm with the others.
 
     Args:
         speeds: The speeds relative to the baseline, by arm. Only these arms are compared.

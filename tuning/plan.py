@@ -790,7 +790,7 @@ class Plan:
         except OSError as error:  # an object store that does not answer
             raise UsageError(f"--storage {self.storage}: {_told(error)}") from None
         if taken:
-            # A directory without a description belongs to an own Tuner, or to something else.
+            # A directory without a description belongs to a user's own Tuner, or to something else.
             ours = self._read_stored() is not None
             go_on = ", or continue the experiment with --resume" if ours else ""
             raise UsageError(

@@ -157,7 +157,7 @@ def fit(plan: Plan) -> list[Failure]:
     if not plan.options.verbose:
         # The traceback of a failed trial is in its error.txt, and its last line is printed.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-        # Tune takes a snapshot once per second, and each can log a warning with a traceback.
+        # Tune takes a snapshot once per second, and may log a warning with a traceback each time.
         logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
     keep_whole()
     refuse_to_begin_anew()

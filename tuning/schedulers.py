@@ -112,10 +112,11 @@ class ASHA(Limited, schedulers.ASHAScheduler):
 class PBT(Limited, schedulers.PopulationBasedTraining):
     """Scheduler in which worse trials continue from the checkpoints of better trials.
 
-    In synchronous mode, Tune compares the trials when all have reached `_next_perturbation_sync`,
-    and until then pauses those that have. A restored experiment has a new scheduler, whose first
-    comparison may lie far behind the trials. Tune's class would then compare trials at different
-    rounds, choose a next comparison that all trials have already reached, and never continue any.
+    In synchronous mode, Tune compares the trials when all have reached `_next_perturbation_sync`.
+    Until then, it pauses each trial that has reached it. A restored experiment has a new scheduler,
+    whose first comparison may lie far behind the trials. Tune's class would then compare trials at
+    different rounds, choose a next comparison that all trials have already reached, and never
+    continue any of them.
     """
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:

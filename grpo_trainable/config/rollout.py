@@ -155,8 +155,8 @@ class RolloutSettings(Settings):
         "Treatment of prompts that hold up a round while the limit `lag` keeps a generator idle: "
         "wait for their responses (wait), discard the incomplete responses and train on other "
         "prompts (drop), or discard them and sample the prompts again later (requeue). "
-        "Responses are discarded only after the waiting generator has sampled two chunks that "
-        "began later. A round waits for every prompt that is sampled again.",
+        "Responses are discarded only after the idle generator has sampled two chunks that began "
+        "after them. A round waits for every prompt that is sampled again.",
         read_if=(
             at_least("lag", 1),
             one_of("lag_mode", "bounded"),

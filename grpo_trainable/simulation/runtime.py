@@ -87,7 +87,7 @@ class VirtualRuntime:
         heapq.heappush(self._ends, (call.end, next(self._numbers), call))
 
     def _next_end(self) -> float:
-        """Return the earliest end time of the uncollected calls. Fast even for thousands."""
+        """Return the earliest end time of the uncollected calls. Fast even for many calls."""
         while self._ends[0][2] not in self.uncollected:
             heapq.heappop(self._ends)
         return self._ends[0][0]

@@ -354,8 +354,8 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
         last: Ignore checkpoints of rounds after this one.
 
     Raises:
-        UnreadableCheckpoint: The directory cannot be read, or a checkpoint cannot be read that may
-            be newer than the newest intact one.
+        UnreadableCheckpoint: The directory cannot be read, or a checkpoint that may be newer than
+            the newest intact one cannot be read.
     """
     for path in reversed(numbered_checkpoints(directory)):
         try:

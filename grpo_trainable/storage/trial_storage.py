@@ -199,7 +199,7 @@ class TrialStorage:
             return self._repeated_rounds()
         last = before_copy = self._last_round(rows_follow)
         problems: list[str] = []
-        forgotten: list[AnyPath] = []  # checkpoints that follow a copy of which Tune does not know
+        forgotten: list[AnyPath] = []  # checkpoints that follow a copy that Tune does not know
         foreign = False
         for path in itertools.chain(self._candidates(named, own), forgotten):
             if path not in forgotten and self._follows_unknown_copy(path, named):
@@ -268,7 +268,7 @@ class TrialStorage:
         return checkpoint_at(moved) if moved.exists() else noted
 
     def _follows_unknown_copy(self, path: AnyPath, named: AnyPath | None) -> bool:
-        """Return True if a checkpoint follows a copy of another trial of which Tune does not know.
+        """Return True if a checkpoint follows a copy (of another trial) that Tune does not know.
 
         Such a checkpoint is one of the trial's own, is newer than the noted checkpoint, follows
         another origin, and has other settings than the trial.
@@ -284,7 +284,7 @@ class TrialStorage:
         return self._follows_other_copy(path, noted)
 
     def _follows_other_copy(self, path: AnyPath, other: Mapping[str, Any] | None) -> bool:
-        """Return True if a checkpoint has another origin than a state, and not the trial's config.
+        """Return True if a checkpoint has neither the origin of a state nor the trial's settings.
 
         Args:
             path: The checkpoint.
@@ -298,7 +298,7 @@ class TrialStorage:
         )
 
     def _set_other_copies_aside(self, restored: AnyPath, own: list[AnyPath]) -> list[str]:
-        """Set newer checkpoints aside that follow another copy than the restored checkpoint.
+        """Set aside newer checkpoints that follow another copy than the restored checkpoint does.
 
         Otherwise they would count as the newest ones until the trial has saved again.
 
@@ -411,7 +411,7 @@ def _in_experiment(path: AnyPath) -> str:
 
 
 def follows_known_copy(checkpoint: AnyPath, noted: AnyPath | None) -> bool:
-    """Return True if a trial's checkpoint follows the same copy of another trial as Tune's.
+    """Return True if a trial's checkpoint follows the same copy as the newest one that Tune knows.
 
     Args:
         checkpoint: The checkpoint.

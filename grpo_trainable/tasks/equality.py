@@ -3,8 +3,9 @@ r"""Compare an answer with the true answer: as text, as a number, or part by par
 The form of the true answer decides the comparison. If the true answer is a number, only a number is
 right: `12*37` equals 444, but it only repeats the question. Lists, sets, tuples, intervals and
 matrices are compared part by part. No mathematics parser is used for these, because a parser would
-take `(1,2)` for an interval, but not `2\le x<5`. The caller's function `decide` compares all other
-formulas. An answer is wrong if it leaves more calculation to do than the true answer does.
+read `(1,2)` as an interval, but would not read `2\le x<5` as one. The caller's function `decide`
+compares all other formulas. An answer is wrong if it leaves more calculation to do than the true
+answer does.
 """
 
 from __future__ import annotations

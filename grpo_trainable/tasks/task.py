@@ -91,7 +91,7 @@ def weighted(answer: Score | RewardError, weights: Mapping[str, float]) -> Score
     """Return the score with the weighted sum of its parts as the reward.
 
     Return an error if the score lacks a part that has a weight. Without weights, or if `answer` is
-    an error already, it does not change.
+    an error already, return `answer` unchanged.
 
     Args:
         answer: The score of a response, or the reason why there is none.

@@ -21,10 +21,10 @@ Spell: TypeAlias = Callable[[str], str | None]
 def canonical(answer: str, spell: Spell = lambda formula: None) -> str:
     """Return the canonical text of an answer.
 
-    Equal answers usually get the same text, but not always, because each answer is read
-    independently of all others. A number becomes a fraction in lowest terms, without its unit, and
-    30% becomes 3/10. A set is sorted. Any other formula becomes the result of `spell`, or else its
-    text without typographic markup. An answer that is too long is truncated.
+    Answers that are equal in value usually get the same text, but not always, because each answer
+    is parsed independently of all others. A number becomes a fraction in lowest terms, without its
+    unit, and 30% becomes 3/10. A set is sorted. Any other formula becomes the result of `spell`, or
+    else its text without typographic markup. An answer that is too long is truncated.
 
     Args:
         answer: The answer in a response.

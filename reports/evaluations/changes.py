@@ -44,8 +44,8 @@ def changes(own: EvaluationRecord, other: EvaluationRecord) -> list[str]:
     """Return what may change rewards or responses besides the policy, as short texts.
 
     These are settings for sampling and scoring, the content of files such as a reward function or a
-    judge, and true answers of prompts. A setting or file that an evaluation of an earlier version
-    does not have is not compared.
+    judge, and true answers of prompts. A setting or file that is missing from an evaluation of an
+    earlier version is not compared.
     """
     ours, theirs = _settings(own), _settings(other)
     ours_mixed, theirs_mixed = _mix(own), _mix(other)

@@ -21,7 +21,7 @@ from grpo_trainable.config.values import Settings
 from grpo_trainable.text import did_you_mean
 
 MAX_WEIGHT = 1e6
-RUBRICS = "rubrics"  # name of the reward part from rubrics that the judge writes
+RUBRICS = "rubrics"  # name of the reward part for the rubrics that the judge writes
 # Names that no criterion may have, because other reward parts have them (see `Score.all_parts`).
 RESERVED = ("answer", "format", RUBRICS)
 # Entries of a request that the judge's file must not set.

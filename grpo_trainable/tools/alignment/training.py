@@ -184,7 +184,7 @@ class Watch(TrainerCallback):
         control: TrainerControl,
         **others: Any,
     ) -> None:
-        """Note that the callbacks before this one, which are those of trackers, have started."""
+        """Record that the callbacks before this one, which are those of trackers, have started."""
         self.has_begun = True
         self.began()
 

@@ -127,7 +127,7 @@ def must_name(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of a trial that an evaluation uses only if the user names them.
 
     These are code and judges, because checkpoints may be untrusted. Code in the settings that a
-    user's task declares is missing, because finding it would run the task's file.
+    user's task declares is left out, because finding it would run the task's file.
 
     Returns:
         Key -> the assignment `KEY=VALUE` that names it.
