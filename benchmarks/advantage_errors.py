@@ -4,7 +4,7 @@ The segments are the parts into which `vine.chunk_tokens` divides a response. Th
 segment is V(state after the segment) − V(state before it), where V is the expected reward. Many
 completions of each state (`TRUTH`) give the true V. The estimates are:
 
-  zero             0, whose squared error is the mean of A²
+  zero             0, whose mean squared error is the mean of A²
   return           the reward of the response
   group            the reward minus the mean reward of the group, as in GRPO
   gae              the reward minus the critic's V(before): generalised advantage estimation, λ = 1
@@ -14,11 +14,12 @@ completions of each state (`TRUTH`) give the true V. The estimates are:
 VinePPO gives all tokens of a segment the same advantage, and PPO gives each token its own. So the
 estimates are compared at the first token of each segment, and each segment counts once.
 
-Given a segment, everything sampled after it or beside it is random: the rest of the response, the
-other responses of the group, and the completions. The mean squared error of an estimate is the sum
-of its variance and its squared bias in this sense. A bias that depends only on the state before the
-segment, like that of `return` and `gae`, acts as a baseline: it makes the policy gradient noisier,
-but not wrong on average. But if the critic's V(after) is wrong, so is the gradient on average.
+For a given segment, everything that is sampled after it or beside it counts as random: the rest of
+the response, the other responses of the group, and the completions. The mean squared error of an
+estimate is the sum of its variance and its squared bias in this sense. A bias that depends only on
+the state before the segment, like that of `return` and `gae`, acts as a baseline: it makes the
+policy gradient noisier, but not wrong on average. But if the critic's V(after) is wrong, so is the
+gradient on average.
 
 The true values and the critic's values determine variance and bias, so no estimate is sampled. The
 squared biases contain the noise of the true values. The variance of this noise is subtracted.
@@ -113,7 +114,7 @@ def errors(own: Segments, *, truth: int, group_size: int) -> dict[str, dict[str,
     of_after = (own.after * (1 - own.after) * unbiased).where(~own.is_last, 0.0)
 
     def squared(bias: Tensor, *, before: float, after: float = 0.0, prompt: float = 0.0) -> Tensor:
-        """Return bias², less the noise of the true values that the bias contains.
+        """Return bias² without the part that comes from the noise of the true values.
 
         The other arguments are the factors of the true values in the bias.
         """
@@ -150,7 +151,7 @@ def errors(own: Segments, *, truth: int, group_size: int) -> dict[str, dict[str,
 
 
 def tokens_per_response(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Return the mean number of sampled tokens per response, including its states' completions.
+    """Return the mean number of tokens sampled for a response and the completions of its states.
 
     A completion is as long as the rest of the response, on average. The responses of a group share
     the completions of the prompt.
@@ -194,7 +195,7 @@ def held_out(config: GRPOConfig, directory: Path) -> GRPOConfig:
     """Return a config that samples groups and completions for the held-out prompts of a trial.
 
     A generator samples completions only for training prompts. So the held-out prompts are written
-    to a file in `directory`, from which this config trains.
+    to a file in `directory`, and this config uses them as training prompts.
     """
     file = directory / "prompts.jsonl"
     examples = build_task(config).eval_examples(PROMPTS)
@@ -226,7 +227,7 @@ def sampled(config: GRPOConfig, handle: Any, transport: InProcess) -> list[Rollo
 
 
 def changed(config: GRPOConfig, changes: Mapping[str, Any]) -> GRPOConfig:
-    """Return a copy of a config in which some settings have other values."""
+    """Return a copy of a config, with other values for some settings."""
     data = config.to_dict()
     for key, value in changes.items():
         section, _, name = key.partition(".")

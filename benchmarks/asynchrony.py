@@ -1,7 +1,7 @@
 """Does asynchrony pay? Lag 1 against synchronous and colocated runs with the same sample count.
 
-In every workload, these arms run one after the other, `--repeats` times, in an order drawn from the
-seed:
+In every workload, these arms run one after the other, `--repeats` times, in a random order that the
+seed determines:
 
 - `async_k1`: generator and learner with one thread each;
 - `sync`: the same two actors at lag 0;
@@ -15,15 +15,15 @@ are about equally busy. `default` is the default workload. `one_prompt` has a si
 round.
 
 The wall-clock time is a mean over rounds. This time includes Tune's work between rounds, but no
-evaluations or checkpoints. Rounds that other work on the machine disturbed are left out. If more
-than half of the rounds were disturbed, the run is repeated. Stage times are means over the
+evaluations or checkpoints. Rounds that were disturbed by other work on the machine are left out. If
+more than half of the rounds were disturbed, the run is repeated. Stage times are means over the
 undisturbed rounds except the last, because an asynchronous run samples nothing in its last round.
 
 For each other arm, the result contains the speed-up of the asynchronous run in each repeat, and the
 geometric mean over the repeats with Student's interval. The result also contains max(generator,
-learner) / wall-clock, the share of the maximum speed that the asynchronous run reaches. In this
-formula, `generator` is the time of the stages rollout and reward, and `learner` is the time of the
-stages optimize, reference and sync.
+learner) / wall-clock, which is the speed of the asynchronous run as a share of its maximum speed.
+In this formula, `generator` is the time of the stages rollout and reward, and `learner` is the time
+of the stages optimize, reference and sync.
 
 The JSON is written after every run. If a benchmark is interrupted, the same command continues it,
 unless the commit or the seed has changed.

@@ -19,7 +19,7 @@ Campaigns:
 
 The results are rewards at equal samples, so other work may run at the same time. Each campaign has
 one JSON file, which lists the planned slices and holds the finished ones. After an interruption,
-the same command continues. At most one slice is lost. If the commit is the same, the finished
+the same command continues. At most one slice is lost. If the commit has not changed, the finished
 trials of that slice are kept, except in smollm2.
 """
 
@@ -98,7 +98,7 @@ class WithCurves(Slice):
 
 @dataclass(frozen=True)
 class BesideRLlib(WithCurves):
-    """A slice that also trains RLlib's PPO, for as many environment steps as its longest trial."""
+    """A slice that also trains RLlib's PPO, for as many steps as its longest trial takes."""
 
     environment: str = ""  # a key of `control.TRAINING`
 
@@ -116,7 +116,7 @@ class BesideRLlib(WithCurves):
 
 @dataclass(frozen=True)
 class BesideTokenEnv(Slice):
-    """A slice that also trains RLlib's PPO on the task, for as many responses as its trials."""
+    """A slice that also trains RLlib's PPO on the task, with as many responses as in its trials."""
 
     def run(self, directory: Path) -> dict[str, Any]:
         """Run the trials and RLlib's PPO."""
@@ -139,12 +139,12 @@ class RealModel:
     seed: int
 
     def run(self, directory: Path) -> dict[str, Any]:
-        """Evaluate, train and evaluate again. The trial is stored elsewhere, and not kept."""
+        """Evaluate, train and evaluate again. An interrupted slice does not keep its trial."""
         return real_model.one_training(self.trainer, real_model.Sizes(rounds=12, seed=self.seed))
 
 
 SEEDS = f"--num-samples 3 --margin {MARGIN}"
-# Two trials at the same time. The actors of each reserve 0.1 + 0.9 of two cores.
+# Two trials at the same time. The actors of each trial reserve 0.1 + 0.9 of the two cores.
 TOGETHER = "--max-concurrent 2 --set resources.worker_cpus=0.9"
 EVALUATIONS = (
     f"{TOGETHER} --set eval.every=64 --set eval.prompts=32 --set eval.samples=8 "
@@ -168,7 +168,7 @@ CONTROL = {
     "--set rollout.max_new_tokens=25 --set loss.gamma=0.95",
 }
 CONTROL_TRIALS = f"{TOGETHER} --set task.name=control --set eval.prompts=32"
-# Game -> all its held-out prompts, and the episodes of each, for the campaign `games`.
+# Game -> options for the campaign `games`: all its held-out prompts, and the episodes of each.
 GAMES = {
     "guess": "--set eval.prompts=10 --set eval.samples=64",
     "calculator": "--set eval.prompts=64 --set eval.samples=8",

@@ -23,8 +23,8 @@ EPISODES = 32  # held-out episodes in an evaluation
 EVALUATIONS = 8  # evaluations in training
 # Settings of RLlib's tuned examples cartpole_ppo.py and pendulum_ppo.py, from the directory
 # rllib/tuned_examples/ppo in commit 06ec0d18 of ray-project/ray. There is no example for the arm.
-# It has the settings of the pendulum, this package's gamma, and convolutions that fit images of
-# 32 x 32 pixels.
+# The arm gets the settings of the pendulum, this package's gamma, and convolutions that fit images
+# of 32 x 32 pixels.
 TRAINING: dict[str, dict[str, Any]] = {
     "cartpole": {
         **{"gamma": 0.99, "lr": 3e-4, "num_epochs": 6},

@@ -9,7 +9,7 @@ checkpoint every 4 rounds. A trial survives if
 
 - the command, or the command that resumes the trial, ends with status 0;
 - each of the trial's output files contains every round once and in order;
-- at lag 0, the rows and the last checkpoint equal an uninterrupted run's, bit for bit.
+- at lag 0, the rows and the last checkpoint equal those of an uninterrupted run, bit for bit.
 
 The time to recover is the longest time without a new row. The JSON is written after every fault. If
 a campaign is interrupted, the same command continues it, unless the commit has changed.
@@ -281,7 +281,7 @@ SHORT_ROUNDS = {
 
 
 class InSlowStore(Experiment):
-    """Trial with short rounds, whose files are in a slow store.
+    """Trial that has short rounds and keeps its files in a slow store.
 
     Until the trial is fetched from the store, `rows` returns only the current command's rows.
     """
@@ -521,7 +521,7 @@ def uninterrupted_on_cluster(arm: str, settings: tuple[tuple[str, Any], ...]) ->
 
 
 def lose_machine(role: str) -> Callable[[Any], None]:
-    """Return a power failure of the machine that runs an actor. The machine does not come back."""
+    """Return a fault in which an actor's machine loses power and does not come back."""
     return lambda running: running.experiment.machine_of(role).kill()
 
 

@@ -1,9 +1,10 @@
 """Grade-school word problems as a user-defined task: `task.name=grade_school.py:GradeSchool`.
 
-In a problem, somebody has some things and gets more or gives some away, or has boxes of things.
-Each problem is a conversation that begins with a solved example. The calculation alone decides
-whether a problem is held out. An evaluation therefore asks only for calculations that never occur
-in training, whatever the names in the problem. The problems are under this repository's licence.
+In some problems, somebody has some things and gets more or gives some away. In others, somebody has
+boxes of things. Each problem is a conversation that begins with a solved example. The calculation
+alone decides whether a problem is held out. An evaluation therefore asks only for calculations that
+never occur in training, whatever the names in the problem. The problems are under this repository's
+licence.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LOSSES = ("{name} gives {n} of them to {friend}.", "{name} loses {n} of them.", 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 QUESTION = "How many {things} does {name} have now?"
 
-# A model that sees this example mostly answers in the same form, with few tokens.
+# After seeing this example, a model mostly answers in the same form, with few tokens.
 EXAMPLE = (
     {"role": "system", "content": "Calculate."},
     {
@@ -105,7 +106,7 @@ def problem(key: str, *, held_out: bool) -> Problem:
 
 
 def first(draw: Callable[[Random], Problem], rng: Random, *, held_out: bool) -> Problem:
-    """Draw problems, and return the first one that is, or is not, held out."""
+    """Draw problems, and return the first one whose `is_held_out` equals `held_out`."""
     while True:
         own = draw(rng)
         if own.is_held_out == held_out:

@@ -97,8 +97,8 @@ def in_turns(works: Mapping[str, Callable[[], object]], *, repeats: int) -> dict
     """Time several functions in turn.
 
     Returns:
-        The seconds of each function, and the speed-up of the last function over each other
-        function in each turn.
+        The seconds of each function in each turn, and the speed-up of the last function over each
+        of the others in each turn.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
@@ -314,7 +314,7 @@ def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> 
 
 
 def checked(measurement: dict[str, Any]) -> dict[str, Any]:
-    """Return a measurement, marked as dirty if the checkout has changed since its start."""
+    """Return a measurement; mark it as dirty if the checkout has changed since the start."""
     same = git("rev-parse", "HEAD").strip() == measurement["commit"] and not is_dirty()
     return {**measurement, "dirty": measurement["dirty"] or not same}
 

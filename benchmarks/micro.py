@@ -110,7 +110,7 @@ def matrix_product() -> Callable[[], object]:
 
 
 def flop_of_packed(groups: Sequence[RolloutGroup]) -> int:
-    """Return the number of operations in a packed step's products with weight matrices.
+    """Return the number of operations that a packed step spends on products with weight matrices.
 
     A backward pass takes twice as many operations as a forward pass. The body processes a prompt
     once, and the last token of a response is never an input. The head processes one position for
@@ -482,7 +482,8 @@ def monitor(args: argparse.Namespace) -> dict[str, Any]:
 def compared_monitors(rounds: int, seed: int) -> dict[str, Any]:
     """Compare metrics from a sample of the responses with metrics from all responses.
 
-    The trials have equal seeds. Also return the share of each round that the reference takes.
+    The trials have equal seeds. Also return the share of each round's time that the reference
+    takes.
     """
     from grpo_trainable.telemetry.metrics import SAMPLED, SE
 
@@ -511,7 +512,7 @@ def compared_monitors(rounds: int, seed: int) -> dict[str, Any]:
 
 # ---- scale: the work of the trial's process with more generators -----------------------------
 
-CHUNKS = 512  # number of chunks in a repeat, of one prompt each: four per generator and round
+CHUNKS = 512  # number of one-prompt chunks in a repeat: four per generator and round
 WARM_UP = 2  # rounds before the measured ones
 SPARE = 4  # planned rounds after the measured ones, so that no measured round requests fewer chunks
 GENERATORS = (1, 2, 4, 8, 16, 32, 64)

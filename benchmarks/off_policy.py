@@ -2,7 +2,7 @@
 
     python benchmarks/off_policy.py                             k, lag and replay: two hours
     python benchmarks/off_policy.py --spaces lag_exact          lag that is exact on any machine
-    python benchmarks/off_policy.py --spaces lag --budget 2h    add seeds until all arms are decided
+    python benchmarks/off_policy.py --spaces lag --budget 2h    add seeds until all have a verdict
 
 Runs `launch/tune.py --space … --num-samples … --margin …` with a fixed experiment name, in a
 directory named after the commit. So the same command continues an interrupted run. Afterwards, the
@@ -71,7 +71,7 @@ def summarise(
 
 
 def _by_step(files: Sequence[TrialFiles], name: str) -> list[float | None]:
-    """For each gradient step of a round, return a figure's median over rounds, then over seeds."""
+    """For each gradient step of a round, return a figure's median over rounds and then seeds."""
     steps = sorted({step for read in files for step in read.steps})
     return [
         median([getattr(read.steps[step], name) for read in files if step in read.steps])

@@ -1,4 +1,4 @@
-"""Search spaces of the benchmarks: shipped spaces with only a few arms, and questions of campaigns.
+"""Search spaces of the benchmarks: shipped spaces with fewer arms, and spaces for campaigns.
 
 `launch/tune.py --space benchmarks/own_spaces.py:LAG_EXACT_SHORT` runs one of these spaces.
 """

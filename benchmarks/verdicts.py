@@ -5,7 +5,7 @@
 
 errors       Simulates experiments whose differences are tested after every seed up to 20. There are
              four tests. `anytime` is the group-sequential t-test of reports/margin_tests.py.
-             `fixed` is a test for a fixed number of seeds that is wrongly repeated after every
+             `fixed` is a test for a fixed number of seeds, wrongly repeated after every
              seed. `fixed_once` is the same test, done once after that number of seeds. `e_process`
              is the t-test of Wang and Ramdas (arXiv 2310.03722), which needs no maximum number of
              seeds. In `edge`, the arm loses exactly the margin, so each verdict "no worse" is
@@ -116,7 +116,7 @@ def residuals(path: Path) -> tuple[np.ndarray, np.ndarray]:
     arms = json.loads(path.read_text())["arms"].values()
     rewards = np.array([arm["reward"] for arm in arms])  # (arms, seeds)
     seeds = rewards.shape[1]
-    scale = math.sqrt(seeds / (seeds - 1))  # because the mean comes from the same seeds
+    scale = math.sqrt(seeds / (seeds - 1))  # corrects for a mean over the same seeds
     runs, differences = (
         scale * (own - own.mean(1, keepdims=True)) for own in (rewards, rewards[1:] - rewards[0])
     )

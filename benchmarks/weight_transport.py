@@ -14,7 +14,8 @@ limits see the same state of the machine:
 
 Then the benchmark repeats these measurements while another process keeps one core busy. Finally,
 the benchmark measures the CPU time of the idle processes for a few seconds. Each transport takes
-several turns. The sizes belong to whole policies: `tiny`, `small`, a policy of 64 MB, and `course`.
+several turns. Each size is that of a whole policy: `tiny`, `small`, a policy of 64 MB, and
+`course`.
 """
 
 from __future__ import annotations

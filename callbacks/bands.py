@@ -70,8 +70,9 @@ class Band:
 def _kl_per_token(row: Row) -> float | None:
     """Return the lower end of the interval around a row's KL, divided by the tokens per response.
 
-    With the lower end, a sampling error alone causes no warning. Rows that an earlier version of
-    this package wrote have no standard error, because that version measured all responses.
+    Because the lower end counts, a sampling error alone causes no warning. Rows written by an
+    earlier version of this package have no standard error, because that version measured all
+    responses.
     """
     nats, tokens = row.get(KL), row.get("response/length_mean")
     return None if nats is None or not tokens else (nats - _margin(row)) / tokens

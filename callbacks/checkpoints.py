@@ -24,7 +24,7 @@ from grpo_trainable.storage.trial_storage import (
 
 
 class CheckpointCallback(FailSafeCallback):
-    """Makes Tune forget checkpoints that trials have removed, and tells Tune of a last row.
+    """Makes Tune forget checkpoints that trials have removed, and gives it missing last rows.
 
     At the end of the experiment, the callback prints which trials could not write their last
     checkpoint. The callback does not decide which checkpoint a trial continues from: the trial does
@@ -38,10 +38,10 @@ class CheckpointCallback(FailSafeCallback):
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Give Tune the last row and checkpoint of a trial that had ended before a kill.
 
-        Tune's last snapshot may lack them, and no row follows. Without the row, Tune would end the
-        experiment, because the metric of the search is missing, or would judge the trial by an
-        earlier row. Tune restores a trial from the newest checkpoint that it knows, and takes over
-        the row that belongs to this checkpoint.
+        Tune's last snapshot may lack this row and this checkpoint, and no later row follows.
+        Without the row, Tune would judge the trial by an earlier row, or would end the experiment
+        because the metric of the search is missing. Tune restores a trial from the newest
+        checkpoint that it knows, and takes over the row that belongs to this checkpoint.
         """
         directory = StoredPath(trial.storage.storage_filesystem, trial.path)
         row = last_row(directory / EXPR_RESULT_FILE)

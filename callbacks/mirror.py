@@ -6,10 +6,10 @@ per second. Training waits if the store answers but has fallen behind. If the st
 a later pass copies the file.
 
 A pass copies `result.json` last, in the state that the file had when the pass began. So for every
-round that has a row in the store, the store also has all other files of that round. If the round
-of a checkpoint has a row in the store, a trial that continues from this checkpoint on another
-machine finds the files of all rounds up to the checkpoint. A trial removes a checkpoint only when
-enough newer checkpoints belong to rounds that have a row in the store
+round that has a row in the store, the store also has all other files of that round. Suppose that
+the round of a checkpoint has a row in the store. Then a trial that continues from this checkpoint
+on another machine finds the files of all rounds up to the checkpoint. A trial removes a checkpoint
+only when enough newer checkpoints belong to rounds that have a row in the store
 (`TrialStorage.remove_older`).
 """
 
@@ -40,8 +40,9 @@ LAST_S = 60.0  # time limit for copying the remaining files at the end of the ex
 SILENT_S = 15.0  # a store that accepts no file for this long during a pass counts as silent
 AT_ONCE = 8  # files copied in parallel
 
-# Training waits if the store lacks a row that is older than this. A row that is written during a
-# pass is copied in the next pass, so this limit is half of the 10 s that the docs promise.
+# Training waits if a row that was written longer ago than this has not reached the store. A row
+# that is written during a pass is copied in the next pass, so this limit is half of the 10 s that
+# the docs promise.
 MOST_BEHIND_S = 5.0
 TELL_S = 10.0  # shortest delay of the store that is reported to the user
 LOOK_S = 0.2  # interval at which a wait checks for Ctrl-C
@@ -276,10 +277,10 @@ def _content(path: Path) -> bytes | None:
 class MirrorCallback(RoundWriter):
     """Copies the files of each trial to the object store.
 
-    This callback comes after the callbacks that write the files. Training waits for the store while
-    the store answers but lacks a row that is older than `MOST_BEHIND_S`. A store that fails or is
-    silent does not delay training: files remain on this machine, and the trial's process keeps
-    every checkpoint that the trial could continue from.
+    This callback comes after the callbacks that write the files. Training waits while the store
+    answers but a row that was written more than `MOST_BEHIND_S` seconds ago has not arrived there.
+    A store that fails or is silent does not delay training: files remain on this machine, and the
+    trial's process keeps every checkpoint that the trial could continue from.
     """
 
     def __init__(self) -> None:

@@ -96,7 +96,7 @@ class VersionLogCallback(RoundWriter):
 
 
 def lag_histogram(trial: Any) -> dict[int, int]:
-    """Return lag -> number of groups first trained on at that lag, from all rollouts of a trial."""
+    """Return lag -> number of a trial's groups that were first trained on at that lag."""
     counts: Counter[int] = Counter()
     for part in read_parts(trial, "rollouts", ["cursor", "lag", "first_use"]):
         # Each row is a response. The responses to a prompt have the same lag.

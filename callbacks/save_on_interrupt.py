@@ -37,11 +37,11 @@ NotCopied: TypeAlias = Callable[[Sequence[Any]], list[str]]
 class CheckpointOnInterrupt(FailSafeCallback):
     """Handles Ctrl-C and SIGTERM while Tune runs.
 
-    After the first signal, every running trial is asked to stop. A trial that has not begun the
-    gradient steps of its round abandons the round at once; otherwise it finishes the round. Then it
-    saves its last finished round. When all running trials have answered that they have stopped, the
-    callback sends SIGUSR1, which makes Tune end. No time limit applies, because a second signal
-    ends everything at once: it raises KeyboardInterrupt.
+    After the first signal, every running trial is asked to stop. If a trial has not begun the
+    gradient steps of its round, it abandons this round at once; otherwise it finishes the round.
+    Then the trial saves its last finished round. When all running trials have answered that they
+    have stopped, the callback sends SIGUSR1, which makes Tune end. No time limit applies, because a
+    second signal ends everything at once: it raises KeyboardInterrupt.
 
     Trials of other Trainables cannot be asked to stop. Tune ends them without saving.
 
@@ -224,9 +224,9 @@ def noted_round(trial: Any) -> int:
 def saved_round(trial: Any) -> int:
     """Return the round of a trial's newest checkpoint, or 0 if it has none.
 
-    Tune does not know about a checkpoint that an earlier run wrote because it was asked to stop. A
-    checkpoint that is being written or that cannot be read does not count. Checkpoints in an object
-    store are not read, because the store may not answer.
+    Tune does not know about a checkpoint that an earlier run wrote because the run was asked to
+    stop. A checkpoint that is being written or that cannot be read does not count. Checkpoints in
+    an object store are not read, because the store may not answer.
     """
     noted, path = noted_round(trial), trial_path(trial)
     if trial.is_saving or not isinstance(path, Path):
@@ -237,7 +237,7 @@ def saved_round(trial: Any) -> int:
 
 
 def is_in_snapshot(trial: Any) -> bool:
-    """Return False if Tune's last snapshot lacks a trial, so that a restore begins it again.
+    """Return False if Tune's last snapshot lacks a trial, so a restore begins the trial again.
 
     The trial begins in a new directory if the directory's name contains the time, as Tune's own
     names do. With a fixed name, the trial continues from its checkpoint.

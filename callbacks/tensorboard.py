@@ -145,7 +145,7 @@ class EventFile:
         )
 
     def add(self, records: Sequence[Any], step: int = 0) -> None:
-        """Write summaries, all or none.
+        """Write either all of the summaries or none.
 
         Raises:
             OSError: The summaries cannot be written, for example because there is no space. None of

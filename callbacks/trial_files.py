@@ -48,7 +48,7 @@ def trial_path(trial: Any) -> AnyPath:
 
 
 def trial_directory(trial: Any) -> Path:
-    """Return the directory on this machine to write a trial's files to.
+    """Return the directory on this machine to which the callbacks write a trial's files.
 
     If the trial's directory is in an object store, return the local directory that the mirror
     copies to the store. That directory is not `trial.local_path`, which Tune copies to the store
@@ -158,8 +158,8 @@ def metrics_in(trial: Any, row: Mapping[str, Any]) -> dict[str, float]:
 def label(trial: Any) -> str:
     """Return the name of a trial in messages: `arm/seed`.
 
-    A trial keeps its name if PBT gives it the settings of another trial. A trial whose settings
-    name no valid arm has the name that Tune gave it.
+    A trial keeps its name if PBT gives it the settings of another trial. If the settings of a trial
+    name no valid arm, the trial has the name that Tune gave it.
     """
     own = trial.evaluated_params
     first = {key: own[key] for key in ("arm", "seed") if key in own}

@@ -1,7 +1,7 @@
 """MkDocs hooks: add linked files from outside docs/, and reject pages that load remote content.
 
 Pages link to files of the repository by relative paths, so that the links also work in the
-repository itself. On the site, each file keeps its path in the repository.
+repository itself. On the site, each file keeps the path that it has in the repository.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ Row = Sequence[str]
 
 
 class FigureError(ValueError):
-    """A figure cannot be filled. The message names the page and the comment."""
+    """A figure cannot be filled in. The message names the page and the comment."""
 
 
 # ---- Values in the JSON files ----------------------------------------------------------------
@@ -228,7 +228,7 @@ def sources(*names: str) -> list[str]:
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of all parts of a result if the name ends with a dot, else the name."""
+    """Return the names of all parts if a result's name ends with a dot, else only that name."""
     return [name + part for part in measurements(read(name[:-1]))] if name[-1] == "." else [name]
 
 
@@ -318,7 +318,7 @@ def off_policy(space: str) -> list[str]:
 
 
 def verdict(own: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the difference with its bounds, and the verdict or the faults of the arm."""
+    """Return the difference with its bounds, and the verdict; without a difference, the faults."""
     if own["difference"] is None:
         return "-", "; ".join(own["faults"])
     bounds = "" if own["low"] is None else f" ({own['low']:+.3f} to {own['high']:+.3f})"
@@ -488,7 +488,7 @@ def at_shares(curve: Sequence[Sequence[float]]) -> list[float]:
 
 
 def tolerated(verdicts: Sequence[str]) -> str:
-    """Return the largest lag up to which an objective is no worse, and the next verdict."""
+    """Return the largest lag up to which an objective is no worse, and the verdict after it."""
     largest = "none shown"
     for lag, found in zip(OBJECTIVE_LAGS[1:], verdicts, strict=True):
         if found not in (NO_WORSE, BETTER):
@@ -791,7 +791,7 @@ def tool_use() -> list[str]:
 
 
 def rlhf() -> list[str]:
-    """Compare the policies of the walk from preferences to a policy."""
+    """Compare the policies that the walk through docs/howto/rlhf.md trains."""
     walks = read("rlhf")["walks"]
     rows = []
     for name in walks[0]["policies"]:

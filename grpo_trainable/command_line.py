@@ -178,8 +178,9 @@ def command(name: str) -> list[str]:
     """Return the first words of the command line that runs the command `name`.
 
     If the current command is a file of `launch/`, the result is `python launch/NAME.py`, with the
-    path of `launch/` as the user typed it. Another program gets this result only in a directory
-    that has this file. Otherwise, the result is the entry point of `name`, such as `grpo-tune`.
+    path of `launch/` as the user typed it. Another program gets this result only if the current
+    directory contains that file of `launch/`. Otherwise, the result is the entry point of `name`,
+    such as `grpo-tune`.
     """
     started = Path(sys.argv[0])
     entry_point = [f"grpo-{name.replace('_', '-')}"]

@@ -127,7 +127,7 @@ def _named(key: str, reference: str) -> str:
 def _import_name(reference: str, fits: Callable[[Any], bool]) -> Any:
     """Return the object that `reference` names.
 
-    If the module has no such name, the error lists names of the module that would fit.
+    If the module has no such name, the error lists fitting names from the module.
     """
     where, name = split_reference(reference)
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
@@ -180,7 +180,7 @@ def one_line(error: BaseException) -> str:
 
 
 def users_line(error: BaseException) -> str:
-    """Return where the user's own code failed, as " (FILE, line N)", or "" if it did not."""
+    """Return the place of the error in the user's own code, as " (FILE, line N)", or ""."""
     calls = [
         (Path(frame.f_code.co_filename).name, line)
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -62,7 +62,7 @@ class GRPOTrainable(tune.Trainable):
     ) -> None:
         """Write the files that this machine lacks, and start the actors without waiting for them.
 
-        Pass all arguments but `config` with `tune.with_parameters`.
+        Pass all arguments except `config` with `tune.with_parameters`.
 
         Args:
             config: The trial's settings, as plain data.
@@ -99,7 +99,7 @@ class GRPOTrainable(tune.Trainable):
             self._fail_later(error)
 
     def _fail_later(self, error: Exception) -> None:
-        """Make the next step or restore raise the error. Outside Tune, raise it now."""
+        """Raise the error in the next step or restore. Outside Tune, raise it now."""
         if self._trial_info is None:
             raise error
         self.trial = cast("Trial", InvalidTrial(error))
@@ -198,8 +198,8 @@ class GRPOTrainable(tune.Trainable):
         except OSError as error:
             # The disk is full, permission is missing, or an object store fails or does not answer.
             # A trial that can continue must survive such a failure. A trial that was stopped
-            # reports the failure to the user. A trial after its last round would silently lose its
-            # last policy, so it raises an error.
+            # reports the failure to the user. A trial that has run its last round would silently
+            # lose its last policy, so it raises an error.
             if ended:
                 raise PolicyNotSaved(
                     f"{trial.config.arm}/{trial.config.seed}: the last policy, of round "
@@ -226,7 +226,8 @@ class GRPOTrainable(tune.Trainable):
     def restore(self, checkpoint_path: Any) -> None:
         """Restore a checkpoint. If it is damaged, restore the trial's newest intact checkpoint.
 
-        The next row continues the count of rounds and the total time of the checkpoint.
+        In the next row, the count of rounds and the total time continue from those of the
+        checkpoint.
 
         Args:
             checkpoint_path: A path, the URI of a directory in an object store, a `tune.Checkpoint`,

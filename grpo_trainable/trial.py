@@ -446,7 +446,7 @@ class Trial:
     def _has_settings(self, other: Mapping[str, Any]) -> bool:
         """Return True if a checkpoint's config has the trial's present settings.
 
-        The checkpoint may be older than a setting with a default.
+        A setting with a default may be missing from an old checkpoint.
         """
         with contextlib.suppress(ConfigError):
             return GRPOConfig.from_dict(other) == self.config

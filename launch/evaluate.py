@@ -358,7 +358,7 @@ def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> No
 
 
 def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
-    """Sample, write and print. Return FAILED if the engine or too many rewards failed."""
+    """Sample, write and print. Return FAILED if the engine failed or too many rewards failed."""
     from grpo_trainable.engines.engine import EngineError
     from grpo_trainable.tasks.input_files import input_digests, input_files
     from reports.evaluations.changes import takes_part

@@ -1,4 +1,4 @@
-"""Make a policy to start GRPO from: corpus, tokenizer, weights, and a card on its quality.
+"""Make a policy to start GRPO from: corpus, tokenizer, weights, and a card that states its quality.
 
     python launch/pretrain.py --out DIR                        writes stories (about 10 minutes)
     python launch/pretrain.py --out DIR --corpus arithmetic    solves word problems (10 minutes)
@@ -11,9 +11,9 @@ That share sets the inclusion rate that GRPO starts from. Without the first part
 fluent but never copies, and GRPO learns nothing. All documents have the same length, so stories
 with and without their keyword differ only in the keyword.
 
-The games corpus contains episodes of a guessing game, and of questions that may be answered with a
-calculator. The players make random legal moves. A share of them use the hints of the game or the
-results of the calculator.
+The games corpus contains episodes of two kinds: a guessing game, and questions that may be answered
+with a calculator. The players make random legal moves. A share of them use the hints of the game or
+the results of the calculator.
 
 The arithmetic corpus consists of word problems, each with a step-by-step calculation and the
 answer. In the first part, every document is correct, so the policy learns to calculate. In the

@@ -406,8 +406,8 @@ def run(plan: Plan) -> int:
 def plan_of_next_block(plan: Plan) -> Plan | None:
     """Plan the next block of seeds, write the plan to experiment.json, and return it.
 
-    Print the verdicts so far, and the probable cost of deciding the other arms. Return None without
-    `--until-decided`, or if no more seeds are to be added.
+    Print the verdicts so far, and the probable cost of deciding the undecided arms. Return None
+    without `--until-decided`, or if no more seeds are to be added.
     """
     from reports.experiment import ExperimentError
     from reports.menu import MenuError

@@ -178,7 +178,7 @@ def _how_early(trials: Sequence[TrialRecord]) -> str:
 
 
 def _how_measured(columns: Sequence[Column]) -> list[str]:
-    """Say how each column's figures are computed. Columns computed alike share a sentence."""
+    """Say how each column's figures are computed. Columns with the same method share a sentence."""
     kinds: dict[str, list[str]] = {}
     for column in columns:
         kinds.setdefault(f"{_unit(column)}{column.how}", []).append(_with_metric(column))
@@ -285,8 +285,9 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
     """Return a column's figure for one trial.
 
     Returns:
-        The figure. None if it is missing from the trial's rows and files, if the settings rule out
-        what it counts, or if it is a speed and other processes disturbed the trial too much.
+        The figure. None in three cases: the figure is missing from the trial's rows and files, the
+        settings rule out what it counts, or it is a speed and other processes disturbed the trial
+        too much.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None
@@ -321,7 +322,7 @@ def _early_reward(trial: TrialRecord, files: TrialFiles) -> float | None:
 
 
 def _share_of(stage: str, trial: TrialRecord, files: TrialFiles) -> float | None:
-    """Return the median, over the rounds, of a stage's share of the work other than evaluation."""
+    """Return a stage's share of all work except evaluation, as the median over the rounds."""
     return median(
         [
             shares_of_work(row, without="eval")[stage]

@@ -193,7 +193,7 @@ def _discarded(trial: TrialRecord) -> float | None:
 
 
 def _lengths(trials: Sequence[TrialRecord]) -> tuple[list[float], list[float]]:
-    """Return the mean lengths of the responses trained on and drawn, from rounds that have both.
+    """Return the mean length of responses trained on, and of those drawn, from rounds with both.
 
     With replay, a round also trains on responses of earlier rounds, so its two lengths cannot be
     compared and are left out.
@@ -256,7 +256,7 @@ def _weights_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -
 
 
 def _samples(trial: TrialRecord) -> float | None:
-    """Return the number of responses trained on, or left out because the settings ask for it.
+    """Count the responses trained on, and those left out because the settings ask for it.
 
     Unless `rollout.zero_advantage` is `keep`, a trial leaves out groups with equal rewards. With
     replay, a trial draws groups from the buffer and may never draw some of them. Both kinds of

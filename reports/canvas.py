@@ -104,7 +104,7 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
 
 
 def _figure(height: float, theme: Theme) -> Figure:
-    """Return an empty figure of this height, in inches, that can be drawn."""
+    """Return an empty figure that can be rendered, with this height in inches."""
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor=theme.background)
     FigureCanvasAgg(figure)
     return figure

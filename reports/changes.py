@@ -202,7 +202,7 @@ class Change:
     # number is smaller.
     responses: Sequence[int] = ()
     # Standard error of each trial's change, if rounds measure the quantity on a sample of their
-    # responses. A change counts if it is above the threshold by `STANDARD_ERRORS` of these.
+    # responses. A change counts if it exceeds the threshold by `STANDARD_ERRORS` times this error.
     errors: Sequence[float] = ()
 
     @property
@@ -238,13 +238,13 @@ class Change:
 
     @property
     def sizes(self) -> dict[int, float]:
-        """Size of each change above the threshold, in thresholds, by place in `names`."""
+        """Size of each change above the threshold, as a multiple of it, by place in `names`."""
         moved = self._beyond(-1) | self._beyond(1)
         change = self.quantity.change
         return {place: abs(change(*ends)) / self.threshold for place, ends in moved.items()}
 
     def _found(self) -> Iterator[tuple[str, Mapping[int, Ends], str]]:
-        """Yield the description of each change above the threshold, its ends, and any doubt.
+        """For each direction, yield a description of the changes, their two values, and any doubt.
 
         If no change in a direction exceeds the threshold by more than the noise of its measurement,
         the changes in this direction are in doubt.
@@ -338,8 +338,8 @@ def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
 def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
     """Return the values before training and at the latest round, with numbers of responses.
 
-    For each quantity, the third mapping has the number of responses before training or at the
-    latest round, whichever is smaller. After one round, there are no later metrics to compare with
+    For each quantity, the third mapping has the smaller of two numbers of responses: before
+    training, and at the latest round. After one round, there are no later metrics to compare with
     the metrics of round 1.
     """
     ends = _held_out(trial)
@@ -368,7 +368,7 @@ def _error_of_nll(trial: TrialRecord) -> float:
 
 
 def moved_in(changes: Mapping[str, Sequence[Change]]) -> list[str]:
-    """Say in one line for each arm what moved. The largest change, in thresholds, comes first."""
+    """Say in one line for each arm what moved. The largest multiple of a threshold comes first."""
     if not any(change.known for own in changes.values() for change in own):
         return ["nothing was measured both before and after training"]
 
@@ -390,7 +390,7 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> list[str]:
 
 
 def most_moved(changes: Sequence[Change]) -> int:
-    """Return the place of the trial with the largest change, in thresholds; 0 if none moved."""
+    """Return the place of the trial that exceeds a threshold the most; 0 if none moved."""
     sizes = [(size, place) for change in changes for place, size in change.sizes.items()]
     return max(sizes)[1] if sizes else 0
 

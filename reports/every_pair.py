@@ -50,11 +50,12 @@ def every_pair(
 def neighbours(
     pairs: Sequence[ArmPair], arms: Mapping[str, Sequence[TrialRecord]]
 ) -> list[tuple[str, ...]]:
-    """Return a table row for each pair of arms that shows what one or two settings do.
+    """Return a table row for each pair of arms that shows the effect of one or two settings.
 
     The arms of such a pair differ in at most `MOST_SETTINGS` settings, and no other arm lies
-    between them. An arm lies between them if, in each of these settings, it agrees with one of the
-    two or has a number between theirs. A setting that an arm does not read is no difference.
+    between them. An arm lies between them if, in each of these settings, it has the value of one of
+    the two arms or a number between their values. A setting that an arm does not read does not
+    count as a difference.
 
     Args:
         pairs: All pairs of arms.

@@ -120,7 +120,7 @@ def read_experiment(directory: Path) -> ExperimentRecord:
 
 
 def _why_none(left_out: Sequence[str], entries: Mapping[str, str]) -> str:
-    """Return the reasons why no trial of a user's own Tuner can be used, in one line.
+    """Return, in one line, the reasons why no trial of a user's own Tuner can be used.
 
     Args:
         left_out: A line for each trial with unusable settings. Each begins with the trial's name.

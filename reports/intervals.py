@@ -80,7 +80,7 @@ def over_seeds(values: Sequence[float]) -> tuple[Estimate, Spread]:
 def over_rounds(
     arm: tuple[Sequence[float], Sequence[float]], base: tuple[Sequence[float], Sequence[float]]
 ) -> Estimate | None:
-    """Estimate the log of the ratio of responses per second, from one run of each arm.
+    """Estimate the log of the ratio between two arms' responses per second, from one run of each.
 
     Slow rounds tend to follow slow rounds. So the spread is computed from the means of `BATCHES`
     long batches of consecutive rounds (Schmeiser 1982), with Welch's degrees of freedom.
@@ -142,7 +142,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
     of_seeds, of_prompts, rest = means = mean_squares(differences)
     degrees = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
     # Even if all runs were alike, the mean square of seeds would be about the residual mean square,
-    # `rest`. A few seeds can agree better than that only by chance, and further seeds would not.
+    # `rest`. A few seeds can agree better than that only by chance, and further seeds would not
+    # agree as well.
     spread = Spread(
         between=max(of_seeds, rest) / prompts,
         floor=max(0.0, of_prompts - rest) / (seeds * prompts),

@@ -240,7 +240,7 @@ class _Test:
 
     rejected: bool  # True if the null hypothesis is rejected, so that the claim is made
     alpha: float  # level of the arm in Holm's procedure
-    # Level of a single test, which the p-value must be below. 0 if there are too few seeds.
+    # Level of a single test; the p-value must be below this level. 0 if there are too few seeds.
     nominal: float
 
 

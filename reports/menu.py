@@ -65,12 +65,12 @@ class Price:
 
     minutes: float
     device_hours: float
-    disturbed: bool  # True if other processes slowed some of the trials that it comes from
+    disturbed: bool  # True if other processes slowed trials that the cost is computed from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Sources of the seed-to-seed variance of an arm's reward difference."""
+    """Sources of the variance between seeds in an arm's difference in reward."""
 
     # Share of the variance that comes from the evaluation: some prompts are easier in one run than
     # in another, and responses are sampled. The rest comes from other differences between runs.
@@ -87,7 +87,7 @@ class Noise:
 
     @property
     def relative_seeds(self) -> float:
-        """Seeds that a given precision needs with `more_prompts`, relative to `prompts`."""
+        """Number of seeds for a precision with `more_prompts`, relative to that with `prompts`."""
         share = self.evaluation_share
         return 1 - share + share * self.prompts / self.more_prompts
 
@@ -228,7 +228,7 @@ def refuse_waiting(experiment: ExperimentRecord) -> None:
     """Check that a user's own Tuner has begun all trials. Further trials may have further arms.
 
     Raises:
-        MenuError: Trials have not begun, or Tune's files do not tell.
+        MenuError: Trials have not begun, or Tune's files do not show if they have.
     """
     if experiment.waiting is None:
         raise MenuError(
@@ -359,7 +359,7 @@ def _baseline(planned: Sequence[str], arms: Sequence[str], asked: str | None) ->
         asked: The arm that the options name. None: the first arm.
 
     Raises:
-        MenuError: The arm has no results, or no other arm has.
+        MenuError: The arm has no results, or no other arm has any.
     """
     if len(arms) < 2:
         raise MenuError("a verdict compares arms, but this experiment has results for only one arm")
@@ -398,8 +398,8 @@ def _design(experiment: ExperimentRecord, others: int, options: VerdictOptions) 
 def needs_max_seeds(experiment: ExperimentRecord) -> bool:
     """Return True if a test could have been made before the last seeds were added.
 
-    One seed allows no test, so seeds may be added to one seed. If a user's own Tuner ran several
-    times under one name, it is not known whether seeds were added.
+    No test is possible with one seed, so more seeds may be added after the first. If a user's own
+    Tuner ran several times under one name, it is not known whether seeds were added.
     """
     return experiment.several_runs or experiment.seeds_before_addition > 1
 

@@ -92,8 +92,8 @@ def menu_or_reason(
         return None, f"To see {which}: {shlex.join(parts)}"
     parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]
     return None, (
-        f"To see {which}, give the maximum number of seeds that you chose before the first look, "
-        f"for example: {shlex.join(parts)}"
+        f"To see {which}, give the maximum number of seeds, as you chose it before you first looked "
+        f"at the results, for example: {shlex.join(parts)}"
     )
 
 
@@ -329,7 +329,7 @@ def _seeds_needed(menu: Menu) -> dict[str, int]:
 
 
 def _with_more_prompts(menu: Menu, needed: Mapping[str, int]) -> str:
-    """Say how many seeds are enough with more prompts in the last evaluation, if that pays.
+    """Say how many seeds are enough with more prompts in the last evaluation, if that is cheaper.
 
     Args:
         menu: The menu.
@@ -422,8 +422,8 @@ def _in_default_storage(menu: Menu) -> bool:
 
 
 def _in_own_tuner(menu: Menu, seeds: int) -> str:
-    """Return how a user's own Tuner runs a number of new seeds."""
-    # Trials of the same name count together, which is a second test unless `--max-seeds` allows it.
+    """Say how to run a number of new seeds with a user's own Tuner."""
+    # Trials under the same name count together. This is a second test, which needs `--max-seeds`.
     name = "the same name" if menu.design.anytime else "another name"
     return (
         f"start a new Tuner with {name} and without a search algorithm, whose param_space has the "
@@ -542,7 +542,7 @@ def _prices(menu: Menu) -> list[str]:
     ]
     near = [arm for arm, seeds in undecided if seeds is not None]
     far = [
-        # From the rounded difference, which the table shows.
+        # Use the rounded difference, because the table shows that one.
         f"{row.arm} ({_from_margin(round(row.judgement.difference, 3) + menu.margin)})"
         for row in menu.others
         if row.judgement is not None and (row.arm, None) in undecided

@@ -16,8 +16,8 @@ SHORT = 12  # number of digits of a digest to show
 class OwnFile:
     """A user's file as of the start of the experiment, or of its last resume with changed code."""
 
-    # Setting that names the file. If arms name different files, every file except the first has the
-    # setting followed by the path.
+    # Setting that names the file. If arms name different files, the setting is followed by the path
+    # for every file except the first.
     key: str
     name: str  # file name without the directory
     sha256: str

@@ -104,7 +104,7 @@ def numbers_of(trials: Sequence[TrialRecord]) -> dict[str, int]:
 
 
 def named_by_tune(trials: Sequence[TrialRecord]) -> Iterator[tuple[re.Match[str], TrialRecord]]:
-    """Yield each trial whose directory has a name of Tune's form, after the parts of the name."""
+    """Yield (parts of the name, trial) for each trial whose directory has a name of Tune's form."""
     for trial in trials:
         if parts := DIRECTORY.fullmatch(trial.name):
             yield parts, trial

@@ -202,7 +202,7 @@ def _range_of_reward(config: GRPOConfig) -> str:
 
 
 def _arms_run(experiment: ExperimentRecord) -> str:
-    """Say, as HTML, how many arms of the search space the experiment has, if not all."""
+    """Say, as HTML, how many arms of the search space the experiment has, unless it has all."""
     if experiment.question is None:
         return ""
     asked = set(experiment.question.arms)
@@ -463,7 +463,7 @@ def _told_section(
 
 
 def _clear_elsewhere(pairs: Sequence[ArmPair], baseline: str | None) -> str:
-    """Count the clear differences between arms other than the baseline; empty without any."""
+    """Say how many clear differences there are between arms other than the baseline, if any."""
     clear = sum(
         bool(quantity.contrasts[pair.arm].told_apart)
         for pair in pairs
@@ -662,7 +662,7 @@ def _examples_section(
 
 
 def _scores(experiment: ExperimentRecord) -> str:
-    """Explain the scores that follow the reward of a response, after a space."""
+    """Explain the scores that follow the reward of a response. The text begins with a space."""
     tasks = [trial.config.task for trial in experiment.trials]
     if any(task.has_custom_reward or task.part_weights for task in tasks):
         return " Scores after the reward are its parts, without their weights."

@@ -45,7 +45,7 @@ from reports.summary import (
     saves_no_time,
 )
 
-LEAST_JOINED = 3  # least number of evaluations that a line joins
+LEAST_JOINED = 3  # smallest number of evaluations that a line joins
 STANDARD_ERRORS = 2.0  # half the width of the band around an estimated metric
 BANDS = (
     "A line is the median over the trials of an arm. A band reaches from the lowest to the highest "
@@ -361,7 +361,8 @@ def _ratios(comparison: Comparison) -> list[Plot]:
 def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | str]:
     found: dict[str, Bar | str] = dict.fromkeys(comparison.arms, NOT_KNOWN)
     if comparison.baseline is not None:
-        # If no other arm has a ratio, a bar of the baseline alone would hide the reason for it.
+        # If no other arm has a ratio, a bar of the baseline alone would hide the reason why there
+        # is none.
         usable = bool(comparison.speed) or not comparison.not_comparable
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
     found |= dict.fromkeys(comparison.exact_lags, EXACT)

@@ -50,7 +50,8 @@ def lineage(trials: Sequence[TrialRecord]) -> list[tuple[str, ...]]:
 def stretches_of(trial: TrialRecord) -> Iterator[tuple[Stretch, int]]:
     """Yield each stretch of a trial with its last round.
 
-    A member that copied a trial at a later round has no rows of the rounds that it skipped.
+    If a member copied a trial that was at a later round, the member has no rows for the rounds that
+    it skipped.
     """
     stretches = trial.stretches or [Stretch(first=1, config=trial.config, copied_from=None)]
     ends = [trial.round_before(stretch.first) for stretch in stretches[1:]]
@@ -58,7 +59,7 @@ def stretches_of(trial: TrialRecord) -> Iterator[tuple[Stretch, int]]:
 
 
 def groups_of_donors(trial: TrialRecord, members: Mapping[str, TrialRecord]) -> float | None:
-    """Return how many groups in `count/trained` the trial has only from trials that it copied.
+    """Count the groups in `count/trained` that copied trials trained on, but this trial did not.
 
     A copy replaces the member's count with the count of the copied trial, the donor. With
     asynchronous PBT, the donor may have trained on more groups or fewer.

@@ -186,7 +186,7 @@ class TrialRecord:
         return self.pace.samples_per_s
 
     def has(self, metric: str) -> bool:
-        """Return False if the settings rule out what a metric counts, so that it is always 0."""
+        """Return False if a metric is always 0, because the settings rule out what it counts."""
         loss = self.config.loss
         if metric == CLIPPED:
             return loss.type not in NEVER_CLIPS
@@ -236,12 +236,12 @@ class TrialRecord:
 
 
 def error_of_mean(errors: Sequence[float]) -> float:
-    """Return the standard error of a mean from those of its terms; 0 without terms."""
+    """Return the standard error of a mean from the standard errors of its terms; 0 if none."""
     return math.hypot(*errors) / max(1, len(errors))
 
 
 def count_stopped(trials: Sequence[TrialRecord]) -> list[str]:
-    """Return how many trials each cause ended early: `2 stopped by a scheduler or stopper`."""
+    """Count the trials that ended early, by cause: `2 stopped by a scheduler or stopper`."""
     causes = Counter(trial.stopped_by for trial in trials if trial.stopped_by is not None)
     return [f"{count} stopped by {cause}" for cause, count in causes.items()]
 

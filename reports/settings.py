@@ -43,7 +43,7 @@ NO_EFFECT = (
 
 
 def run_section(experiment: ExperimentRecord) -> str:
-    """Return, as HTML, the section on what was run: the settings that were chosen, explained."""
+    """Return, as HTML, the section on what was run: the chosen settings, with explanations."""
     by_arm, shared = _by_arm(experiment), _shared(experiment)
     keys = dict.fromkeys(
         k for own in by_arm.values() for trial in own for k in trial.config.in_effect
@@ -115,7 +115,7 @@ def _meanings(keys: Sequence[str], experiment: ExperimentRecord) -> str:
 def _at_equal_samples(experiment: ExperimentRecord) -> list[str]:
     """Say how many responses each trial trains on, if the plan is the same for all trials.
 
-    Nothing is said of a single trial, or if the plan of some trials is not known yet.
+    Say nothing if there is a single trial, or if the plan of some trials is not known yet.
     """
     configs = [trial.config for trial in experiment.trials]
     totals = {own.rounds * schedule.responses_per_round(own) for own in configs}
@@ -155,7 +155,7 @@ def _by_arm(experiment: ExperimentRecord) -> dict[str, list[TrialRecord]]:
 
 
 def _shared(experiment: ExperimentRecord) -> dict[str, Any]:
-    """Return the settings with the same value in effect in all trials, by dotted key."""
+    """Return the settings whose effective value is the same in all trials, by dotted key."""
     every = [trial.config.in_effect for trial in experiment.trials]
     # A user's task adds keys, so arms can differ in their keys.
     keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))

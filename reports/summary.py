@@ -59,7 +59,7 @@ COVERS = {  # the key is True if the interval of a speed rests on several seeds
     "noise between rounds.",
 }
 MOST_OTHERS = 4  # maximum number of arms to compare an arm with on equal devices
-SHORT = 10  # rounds; in a shorter trial with a lag, the first round without overlap counts much
+SHORT = 10  # rounds; in a shorter trial with a lag, the first round counts much and has no overlap
 # Numbers of samples that differ by at most this share count as equal, because a few groups may have
 # failed.
 EQUAL_SAMPLES = 0.01
@@ -93,7 +93,7 @@ RATIOS = ("speed-up", "at equal cost")  # columns left out if there is nothing t
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSummary:
-    """Figures of one trial for the table; None if the trial's rows do not have the figure."""
+    """Figures of one trial for the table. A figure is None if the trial's rows do not have it."""
 
     arm: str
     seed: int
@@ -123,7 +123,7 @@ class TrialSummary:
     eval_prompts: tuple[int, int]
     reward_errors: int  # training responses whose reward failed
     unscored: int  # most prompts left out of an evaluation because they could not be scored
-    may_repeat_prompts: bool  # True if the task may have fewer held-out prompts
+    may_repeat_prompts: bool  # True if an evaluation may ask for more held-out prompts than exist
     exact_lag: bool | None  # True if the lag is exact and so saves no time; None at lag 0
     truncated: float | None  # share of the last rounds' responses that the token limit cut off
     max_new_tokens: int
@@ -212,7 +212,7 @@ def _span(trial: TrialRecord) -> tuple[float, float] | None:
 
 
 def has_exact_lag(trial: TrialRecord) -> bool:
-    """Return True if the trial trains on stale rollouts without saving time by it."""
+    """Return True if the trial trains on stale rollouts, although this saves no time."""
     return trial.config.lag > 0 and trial.config.lag_mode == "exact"
 
 
@@ -540,7 +540,7 @@ class Comparison:
         ]
 
     def _short_with_a_lag(self) -> list[str]:
-        """Say which speed-ups are low because the first round, without overlap, counts much."""
+        """Say which speed-ups are low because the first round has no overlap and counts much."""
         short = {
             arm: own[0].rounds
             for arm, own in self.arms.items()
@@ -631,7 +631,7 @@ class Comparison:
         return [f"Other processes disturbed no round{alone}."]
 
     def _speed_of_evaluations(self) -> list[str]:
-        """Say how far evaluations differed in time, if they did the same work in all trials.
+        """Say how much the times of evaluations differed, if they did the same work in all trials.
 
         With several seeds, the intervals of speed-ups cover changes in the machine's speed.
         """

@@ -21,7 +21,8 @@ from reports.own_tuner import named_by_tune
 from reports.records import TrialRecord
 
 SNAPSHOT = re.compile(r"experiment_state-(?P<date>[\d_-]+)\.json")
-# Start of a searcher's file -> keys of the number of trials and of the flag that none will follow.
+# Start of the name of a searcher's file -> keys of the number of trials and of the flag that none
+# will follow.
 SEARCHERS = {
     "basic-variant-state": ("_total_samples", "_finished"),
     "search_gen_state": ("total_samples", "finished"),
@@ -86,7 +87,7 @@ def tune_state(
     return TuneState(
         waiting=max(created, planned) - len(ended | begun),
         several_runs=several,
-        # A trial whose own run has no readable snapshot may be in that snapshot.
+        # If the snapshot of a trial's own run cannot be read, it may contain the trial.
         forgotten={
             name
             for name, date in dates.items()
@@ -117,8 +118,8 @@ def _snapshot(root: Path, name: str, problems: list[str]) -> _Snapshot | None:
 def _planned(root: Path, entries: Collection[str], date: str, problems: list[str]) -> int | None:
     """Return the number of trials that the searcher of a run will create in all.
 
-    0 if the number has no limit, no further trial will follow, or the searcher stores nothing. None
-    if the stored number cannot be read.
+    0 in three cases: the number has no limit, no further trial will follow, or the searcher stores
+    nothing. None if the stored number cannot be read.
     """
     for start, (total, finished) in SEARCHERS.items():
         name = f"{start}-{date}.json"

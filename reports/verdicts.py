@@ -226,9 +226,9 @@ def _has_seed_in_common(comparison: Comparison, base: str) -> bool:
 
 
 def _about_speed(speed: Quantity, cost: Quantity, comparison: Comparison) -> list[str]:
-    """Name the faster arms, or say why there is none. An exact lag saves no time, so say that too.
+    """Name the faster arms, or say why there are none. An exact lag saves no time, so say that too.
 
-    If all lags are exact, only this is said.
+    If all lags are exact, say only that.
     """
     if comparison.has_exact_lag:
         return comparison.about_exact_lag
@@ -325,7 +325,7 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, advice: bool) ->
     Args:
         quantity: The quantity.
         comparison: The comparison of the arms.
-        advice: Say how many more seeds would show a difference that is not clear.
+        advice: Say how many more seeds would show a difference that is not yet clear.
     """
 
     def listed(which: Callable[[Contrast], bool], advice: bool = False) -> list[str]:

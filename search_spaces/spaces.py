@@ -143,7 +143,7 @@ REPLAY = SearchSpace(
     "samples?",
     arms={
         "no_replay": fresh(1),
-        # With a capacity of two, a draw of two batches takes all groups, whatever the sampling.
+        # With a capacity of two, a draw of two batches takes all groups, with any kind of sampling.
         "capacity2": _replay(2, "recency"),
         **{f"capacity{c}_{s}": _replay(c, s) for c in (4, 8) for s in SAMPLINGS},
     },

@@ -186,7 +186,7 @@ def _steps(rounds: int, ks: Sequence[int], k_modes: Sequence[str]) -> Iterator[d
 def _valid_together(
     values: Sequence[list], config_of: Callable[..., Mapping[str, Any]]
 ) -> list[list]:
-    """Leave out values of the parameters until every combination of the others is valid.
+    """Leave out values of the parameters until every combination of the remaining values is valid.
 
     The value with the largest share of invalid combinations is left out first.
 

@@ -165,7 +165,7 @@ def held(directory: AnyPath, name: str = EXPERIMENT_FILE) -> Iterator[None]:
     if not isinstance(directory, Path):
         yield
         return
-    with open(directory / name, "rb+") as file:  # NFS locks only files open for writing
+    with open(directory / name, "rb+") as file:  # NFS locks only files that are open for writing
         if not _locked(file.fileno(), fcntl.LOCK_EX):
             raise UsageError(f"{directory}: another command is running here")
         yield

@@ -141,7 +141,7 @@ def _nodes() -> dict[str, str]:
 
 
 def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
-    """Return a Ray reference to a pair from a node: its digest of this package, and `refuses()`.
+    """Return a Ray reference to a pair: a node's digest of this package, and its `refuses()`.
 
     The digest is None if the node does not have the package. The node calls `refuses` only if its
     digest equals this machine's digest.

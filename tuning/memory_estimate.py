@@ -26,7 +26,7 @@ FLOAT = 4  # bytes of a float32
 # Assumed number of tokens of a prompt, unless the context is too short. Prompts are read later.
 PROMPT_TOKENS = 256
 CHECKPOINT = "checkpoint"
-PUBLISHED = "published snapshot"  # of several learners, only the first has a snapshot
+PUBLISHED = "published snapshot"  # if there are several learners, only the first has a snapshot
 # Bytes of a process that has imported torch and ray, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
 # Bytes of a process that plays episodes. Such a process imports neither torch nor ray. A user's

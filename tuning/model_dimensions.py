@@ -34,7 +34,7 @@ COUNTED = {
     "qwen3": (False, True),
 }
 # The parts of config.json on which memory depends, for models that presets name. So the size of a
-# model is known without its files and without the network. Qwen2.5-Math-1.5B is made from
+# model is known without its files and without network access. Qwen2.5-Math-1.5B is made from
 # Qwen2.5-1.5B and has the same width, layers, heads and vocabulary (arXiv 2412.15115 and
 # 2409.12122). Its context is 4,096 tokens.
 KNOWN: dict[str, dict[str, Any]] = {

@@ -499,7 +499,7 @@ class Plan:
         """Return the smallest number of prompts that a task of the trials holds out.
 
         A report advises no larger number of prompts. None if a task does not state its number, or
-        generates its prompts, because counting them may take long.
+        if it generates its prompts, which may take long to count.
         """
         from grpo_trainable.tasks.prompts import build_task
         from grpo_trainable.tasks.task import eval_size, train_size
@@ -645,7 +645,7 @@ class Plan:
         """Return the arms that this and earlier extensions add.
 
         Raises:
-            UsageError: The space does not have one of the added arms.
+            UsageError: An added arm is not in the space.
         """
         for arm in self.options.added_arms:
             self.space.refuse_unknown(arm, f"--arm {shown(arm)}")

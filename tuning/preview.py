@@ -33,7 +33,7 @@ def preview(trials: Sequence[GRPOConfig]) -> str:
 
 
 def settings_of(trial: GRPOConfig, listed: Callable[[str], bool]) -> str:
-    """Return the settings of one trial for which `listed` is true, in the form of `preview`."""
+    """Return those settings of a trial that `listed` accepts, in the form of `preview`."""
     titles = ("not at their defaults", "left at their defaults")
     return "\n".join(_in_common([trial], titles, listed)).lstrip("\n")
 

@@ -1,4 +1,4 @@
-"""Notes about the prompts of a trial, for the user to read before it starts."""
+"""Notes about the prompts of a trial, for the user to read before the trial starts."""
 
 from __future__ import annotations
 

@@ -155,7 +155,8 @@ def fit(plan: Plan) -> list[Failure]:
             grpo-trainable cannot read the state that another version wrote.
     """
     if not plan.options.verbose:
-        # The traceback of a failed trial is in its error.txt, and its last line is printed.
+        # The traceback of a failed trial is in its error.txt, and the traceback's last line is
+        # printed.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         # Tune takes a snapshot once per second, and may log a warning with a traceback each time.
         logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
@@ -325,7 +326,7 @@ def make_token(home: Path, environment: Mapping[str, str]) -> None:
 
 
 def require_token() -> None:
-    """Make a cluster that this process starts refuse calls without Ray's token.
+    """If this process starts a cluster, make the cluster refuse calls without Ray's token.
 
     If the environment says whether a token is needed, do nothing. Ray 2.59 and newer require a
     token by default, but older versions do not.

@@ -27,7 +27,7 @@ from grpo_trainable.models.hf.json_files import facts_of
 
 
 class Limited(TrialScheduler):
-    """Mixin that a class lists before Tune's scheduler. No effect until `limit` is called."""
+    """Mixin that a class lists before Tune's scheduler. Inactive until `limit` is called."""
 
     max_failures: int | None = None  # retries of a trial from now on, not counting earlier retries
     max_concurrent = 0  # number of trials that run at the same time; 0 means as many as fit
@@ -49,8 +49,8 @@ class Limited(TrialScheduler):
         tune_controller._tune_controller._cached_trial_decisions.pop(trial.trial_id, None)
         trial.max_failures = trial.num_failures + self.max_failures
         if self.max_concurrent and trial.status == Trial.PENDING:
-            # Tune starts pending trials without asking this scheduler, but paused trials only if
-            # `choose_trial_to_run` returns them.
+            # Tune starts pending trials without asking this scheduler, but it starts paused trials
+            # only if `choose_trial_to_run` returns them.
             trial.set_status(Trial.PAUSED)
             # Name the trial's directory now, because Tune needs the name if Tune ends before the
             # trial starts.
@@ -113,10 +113,10 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
     """Scheduler in which worse trials continue from the checkpoints of better trials.
 
     In synchronous mode, Tune compares the trials when all have reached `_next_perturbation_sync`.
-    Until then, it pauses each trial that has reached it. A restored experiment has a new scheduler,
-    whose first comparison may lie far behind the trials. Tune's class would then compare trials at
-    different rounds, choose a next comparison that all trials have already reached, and never
-    continue any of them.
+    Until then, Tune pauses each trial that has reached this point. A restored experiment has a new
+    scheduler, whose first comparison may lie far behind the trials. Tune's class would then compare
+    trials at different rounds, choose a next comparison that all trials have already reached, and
+    never continue any of them.
     """
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
@@ -148,7 +148,7 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
         trial.temporary_state.saving_to = None
         super()._exploit(tune_controller, trial, trial_to_clone)
         # Tune's class changes the trial's checkpoint without dropping the cached state. A snapshot
-        # would have the settings of the copy beside the checkpoint from before the copy.
+        # would combine the settings of the copy with the checkpoint from before the copy.
         trial.run_metadata.invalidate_cache()
 
 

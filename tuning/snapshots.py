@@ -1,8 +1,8 @@
 """Keep Tune's snapshots of an experiment whole, and refuse to resume from a damaged one.
 
 `--resume` continues from the newest snapshot. Once per second, Tune copies the snapshot over its
-previous copy. On a full disk, both the snapshot and its copy would be cut short. A snapshot that is
-copied while Tune writes it would be incomplete. If Tune cannot read a snapshot, it silently
+previous copy. On a full disk, both the snapshot and its copy would be cut short. The copy of a
+snapshot that Tune is still writing would be incomplete. If Tune cannot read a snapshot, it silently
 restarts all trials from the beginning.
 """
 
@@ -35,7 +35,7 @@ def _sync_up_command(
     return bring, {"local_path": local_path, "fs": self.storage_filesystem, "fs_path": uri}
 
 
-# (source, target) -> time of last change and size that the file had when it was copied.
+# (source, target) -> the file's time of last change and its size, both when it was copied.
 _brought: dict[tuple[str, str], tuple[int, int]] = {}
 
 

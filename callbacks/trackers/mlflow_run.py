@@ -70,7 +70,7 @@ class Run:
         self.next_round = round_ + 1
 
     def attach(self, report: Mapping[str, Path]) -> None:
-        """Log the report's files in the directory `report`."""
+        """Log the files of the report to MLflow's directory `report`."""
         for name, path in report.items():
             directory = f"report/{name}".rpartition("/")[0]
             self._client.log_artifact(self._id, str(path), directory)

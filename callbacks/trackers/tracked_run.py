@@ -55,7 +55,7 @@ class TrackedRun(Protocol):
     """The run of a trial in a tracker.
 
     A tracker may lose the last rounds if the process is killed, but no round before them. So
-    `next_round` says which rounds the tracker has.
+    `next_round` alone shows which rounds the tracker has.
     """
 
     next_round: int  # the first round that the tracker lacks

@@ -68,7 +68,7 @@ class TrackerCallback(FailSafeCallback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Send the rounds up to this one that the tracker lacks, except during a pause."""
+        """Send the tracker all missing rounds up to this one, except during a pause."""
         began = self._clock()
         if began < self._pause_until:
             return

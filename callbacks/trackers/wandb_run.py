@@ -80,7 +80,7 @@ class Run:
         self.next_round = round_ + 1
 
     def attach(self, report: Mapping[str, Path]) -> None:
-        """Log the report as an artifact. W&B stores equal reports of several runs once."""
+        """Log the report as an artifact. W&B stores equal reports of several runs only once."""
         artifact = wandb.Artifact(self._artifact, type="report")
         for name, path in report.items():
             artifact.add_file(str(path), name)

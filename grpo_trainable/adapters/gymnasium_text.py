@@ -25,8 +25,8 @@ def gymnasium_environment(
         **options: Options of `gymnasium.make`.
 
     Raises:
-        ValueError: If Gymnasium is not installed. The returned class raises it if the actions of
-            the environment are neither discrete nor text. The message is one line.
+        ValueError: If Gymnasium is not installed. The returned class raises this error if the
+            actions of the environment are neither discrete nor text. The message is one line.
     """
     gymnasium = library("gymnasium", extra="rllib")
 

@@ -12,7 +12,7 @@ ONE_CONVERSATION = "an episode must be a single conversation, in which the polic
 
 
 async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
-    """Play an episode of `env` with the policy as every agent, and return the episode's trace.
+    """Let the policy play every agent in an episode of `env`, and return the episode's trace.
 
     Args:
         vf: The module `verifiers.v1`.

@@ -62,10 +62,10 @@ def effective_sample_fraction(
     """Return the effective sample size of a batch's responses, as a fraction of their number.
 
     The result is 1 / (n · Σ w̃²), where w̃ are the importance weights of the n responses, divided
-    by their sum. The weight of a response is the product of π/b over its tokens. Equal weights give
-    1. A weight that outweighs all others gives 1/n. As in VCPO (arXiv 2602.17616), the weights
-    belong to whole responses and have no upper bound. Rows without tokens do not count. If no row
-    has a token, the result is 1.
+    by their sum. The weight of a response is the product of π/b over its tokens. If all weights are
+    equal, the result is 1. If one weight outweighs all others, the result is 1/n. As in VCPO (arXiv
+    2602.17616), the weights belong to whole responses and have no upper bound. Rows without tokens
+    do not count. If no row has a token, the result is 1.
 
     Args:
         log_probs: Log-probs under the policy π, (B, S).

@@ -54,9 +54,9 @@ def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor
 def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
     """Return each step's return-to-go, Σ_l γ^l r_{t+l}, minus its mean over the group at that step.
 
-    This group-relative advantage compares episodes step by step. In the mean, an episode that has
-    already ended counts as 0. The result equals that of `group_mean` if γ = 1, all lengths are
-    equal, and only the last step of each episode has a reward.
+    This group-relative advantage compares episodes step by step. When this mean is computed, an
+    episode that has already ended counts as 0. The result equals that of `group_mean` if γ = 1, all
+    lengths are equal, and only the last step of each episode has a reward.
 
     Raises:
         ValueError: The group has a single episode.

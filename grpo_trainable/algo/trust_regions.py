@@ -96,7 +96,7 @@ def dppo_tv(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute −ρA per token, and 0 where the probability moved too far in the direction A favours.
+    """Compute −ρA per token; 0 where the probability moved too far in the direction that A favours.
 
     Too far means π_θ − π_old > `clip_high` where A > 0, and π_old − π_θ > `clip_low` where A < 0.
     |π_θ − π_old| is the total variation distance for the choice between this token and any other.
@@ -118,7 +118,7 @@ def dppo_kl(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute −ρA per token, and 0 where the KL grew too large in the direction A favours.
+    """Compute −ρA per token, and 0 where the KL grew too large in the direction that A favours.
 
     The KL is computed for the choice between this token and any other:
     π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). The limit on the KL is

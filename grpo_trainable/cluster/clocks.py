@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_trainable.telemetry.timers import now
 
-ASKED = 6  # number of readings of a remote clock; the first starts a process on its machine
+ASKED = 6  # readings of a remote clock; the first reading starts a process there
 
 
 class Answer(NamedTuple):

@@ -45,8 +45,8 @@ class RayCall:
 class RayActor:
     """An actor in the placement group of the Trainable that starts it.
 
-    Each method that its class names in `CONCURRENT` runs in a separate thread. All other calls run
-    in the order of submission.
+    Each method that the actor's class lists in `CONCURRENT` runs in a separate thread. All other
+    calls run in the order of submission.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class RayRuntime:
         return [by_ref[ref] for ref in done]
 
     def _look_if_due(self, left_s: float) -> float:
-        """Call `look` if due. Return the seconds until it is due again or the wait ends."""
+        """Call `look` if it is due. Return the seconds until it is due again or the wait ends."""
         if self._look is None:
             return max(0.0, left_s)
         if self.now() >= self._next_look:

@@ -102,12 +102,12 @@ class TrialActors:
         return MadeInActor(make_sender, self.choice.key, self.choice.far_machines)
 
     def __iter__(self) -> Iterator[RayActor]:
-        """Iterate over all actors, the learners or the worker first."""
+        """Iterate over all actors, beginning with the learners or the worker."""
         return iter(self._actors)
 
     @property
     def learners(self) -> list[RayActor]:
-        """Actors that train, the publishing learner first. Includes a colocated worker."""
+        """Actors that train, beginning with the publishing learner. Includes a colocated worker."""
         return self._actors[: self._config.resources.num_learners]
 
     @property
@@ -252,7 +252,7 @@ class TrialActors:
         self._clock_ahead(node)
 
     def clock_offset(self, name: str) -> float:
-        """Return how far the clock of an actor's machine is ahead of this machine's, in seconds."""
+        """Return how many seconds the clock of an actor's machine is ahead of the local clock."""
         index = [actor.name for actor in self._actors].index(name)
         return self._clock_ahead(places_of_bundles().get(resources.bundle_of(self._config, index)))
 

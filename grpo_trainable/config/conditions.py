@@ -60,7 +60,7 @@ def at_least(key: str, minimum: int) -> Condition:
 
 
 def positive(key: str) -> Condition:
-    """Require a value above 0. A value of none does not meet the condition."""
+    """Require a value above 0. The value none does not meet the condition."""
     return Condition(keys=(key,), needs=f"{key} > 0", holds=bool)
 
 

@@ -87,7 +87,7 @@ def settings(word: str = "") -> str:
 
 
 def _searched(key: str) -> str:
-    """Return the text of a key in which `settings` looks for a word."""
+    """Return the text about a key that `settings` searches for a word."""
     check = CHECKS[key]
     return " ".join([key, check.meaning, *(own.name for own in check.also_called)])
 

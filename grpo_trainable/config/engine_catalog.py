@@ -38,7 +38,7 @@ class EngineRecord:
     log_prob_error: float | None = None
     # True: at the start of a trial, its log-probs are compared with the learner's.
     compared: bool = False
-    # The reason, if the engine cannot share a process with a learner that trains on CPUs.
+    # Why the engine cannot share a process with a learner that trains on CPUs. Empty: it can.
     apart_on_cpus: str = ""
     # Transports that the engine does not support, each with the reason.
     refused_transports: Mapping[str, str] = field(default_factory=dict)

@@ -67,8 +67,8 @@ def parse_assignment(
         return key, raw
     if raw.lower() in ("true", "false"):
         return key, raw.lower() == "true"
-    # JSON accepts neither ".5" nor "+1", but float does. A value that both reject stays a string,
-    # so the error shows the value as given.
+    # JSON accepts neither ".5" nor "+1", but float accepts both. A value that JSON and float reject
+    # stays a string, so the error shows the value as given.
     for read in (json.loads, float):
         try:
             return key, read(raw)
@@ -255,7 +255,7 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
         return names[matches[0]] if matches else []
 
     # Try, in this order: a name from another library, a correct name in the wrong section, and a
-    # misspelt name. In an unknown section, the section must be similar too.
+    # misspelt name. If the section is unknown, its name must be similar too.
     foreign = advice_for(key)
     near = by_leaf.get(leaf) or close(siblings)
     if section and not siblings:

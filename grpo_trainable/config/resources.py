@@ -281,7 +281,7 @@ def bundles(config: Config) -> list[dict[str, float]]:
 
 
 def bundle_of(config: Config, actor: int) -> int:
-    """Return the index in `bundles` of an actor's bundle.
+    """Return the index of an actor's bundle in `bundles`.
 
     Actors are counted from 0, starting with the learners or the worker.
     """

@@ -44,7 +44,7 @@ def rewards_of(value: Any) -> list[Reward]:
         value: One reward, a JSON list of rewards, or the equivalent list.
 
     Raises:
-        TypeError: The value is not text or a list of texts.
+        TypeError: The value is neither text nor a list of texts.
         ValueError: The JSON is invalid, the list is empty, or a reward has no accepted form.
     """
     if value is None:
@@ -67,7 +67,7 @@ def rewards_text(rewards: list[Reward]) -> str:
 
 
 def must_be_named(value: Any) -> list[str]:
-    """Return those rewards in a value of `task.reward` that a checkpoint alone must not choose.
+    """From a value of `task.reward`, return the rewards that a checkpoint alone must not choose.
 
     A checkpoint may be untrusted. These rewards run a function of a Python file or module, or send
     responses and an API key to a service.

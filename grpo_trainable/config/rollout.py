@@ -360,7 +360,7 @@ def _straggler_conflicts(config: Config) -> Iterator[Conflict]:
         "must be wait or drop with pools.enabled=true, where pass rates decide which prompt is "
         "sampled again",
     )
-    # Otherwise, `lag` may allow too few chunks for one generator to pass another twice.
+    # Otherwise, `lag` may allow so few chunks that no generator can pass another one twice.
     yield (
         stragglers != "wait" and chunks < generators,
         "rollout.stragglers",

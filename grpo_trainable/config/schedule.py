@@ -24,7 +24,7 @@ def responses_per_round(config: Config) -> int:
 
 
 def max_age(config: Config) -> int:
-    """Return the maximum number of rounds by which a group may be behind when it is trained on."""
+    """Return the maximum number of rounds by which a group may lag when it is trained on."""
     given = config.buffer.max_age
     return config.lag + config.buffer_capacity - 1 if given is None else given
 
@@ -41,7 +41,7 @@ def held_out_prompts(config: Config, *, final: bool) -> int:
 
 
 def monitored_responses(config: Config) -> int | None:
-    """Return the number of responses of a round on which the KL is measured, or None for all.
+    """Return the number of a round's responses on which the KL is measured, or None for all.
 
     The number is a multiple of the number of learners, so each learner measures the same number of
     responses, as fsdp2 requires.
@@ -112,9 +112,9 @@ def redraw_sizes(config: Config, prompts: int) -> list[int]:
 def chunks(config: Config) -> list[slice]:
     """Split a rollout batch into chunks. A generator samples one chunk per call.
 
-    By default every generator gets the same number of chunks of a round, and their sizes differ by
-    at most one prompt. So no generator idles at lag 0, where a generator has no other work. At any
-    lag, a batch that several generators share is ready sooner, so it is less stale when it is
+    By default every generator gets the same number of chunks of a round, and the chunk sizes differ
+    by at most one prompt. So no generator idles at lag 0, where a generator has no other work. At
+    any lag, a batch that several generators share is ready sooner, so it is less stale when it is
     trained on.
     """
     prompts, given = config.rollout.prompts, config.rollout.unit_prompts

@@ -256,7 +256,7 @@ def placement_conflicts(config: Config) -> Iterator[Conflict]:
 def engine_conflicts(config: Config) -> Iterator[Conflict]:
     """Yield conflicts that involve the engine."""
     # With engine=auto, the trial chooses an engine that supports these settings. So the checks
-    # below that depend on what an engine supports skip `auto`.
+    # below skip `auto` if they depend on what an engine supports.
     record = engine_record(config.engine)
     refused = record.refused_transports.get(config.transport)
     lowest, sampler = record.lowest_temperature, config.model.sampler_dtype

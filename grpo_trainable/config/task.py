@@ -43,7 +43,7 @@ from grpo_trainable.plugins import is_reference
 
 MAX_WEIGHT = 1e6  # largest weight of a part of the reward
 CODE_DEADLINE_S = 6  # the sandbox needs 3 s to end a program that only sleeps
-PARTS = ("format", "answer")  # the parts of the rewards of built-in tasks with text
+PARTS = ("format", "answer")  # the reward parts of built-in tasks with text
 
 
 def scored_apart(reward: str | None, name: str, equality: str, mix: str | None) -> bool:
@@ -72,7 +72,7 @@ PROCESSES_OF_ITS_OWN = Condition(
     needs=f"an env.name other than off, {SCORED_APART.needs}",
     holds=lambda name, *scoring: name != "off" or scored_apart(*scoring),
 )
-# Computing a reward may fail in all of these processes, and in the environment of a control task.
+# Computing a reward may fail in any of these processes, and in the environment of a control task.
 _MAY_FAIL = Condition(
     keys=PROCESSES_OF_ITS_OWN.keys,
     needs=f"an env.name other than off, task.name={CONTROL}, {SCORED_APART.needs}",

@@ -41,8 +41,8 @@ class Transport:
     receiver: str | Callable[[float, str], Any]
     # in_process: one object is both sender and receiver, in a colocated worker. pull: the receiver
     # fetches the snapshot that the sender has prepared. two_sided: the learner and the generators
-    # form one Ray collective group. The group transfers weights when the driver requests it, and
-    # does not survive the loss of an actor.
+    # form one Ray collective group. The group transfers weights on the driver's request, and does
+    # not survive the loss of an actor.
     sidedness: Sidedness = "pull"
     # any: weights may be on GPUs or in main memory. none: weights must be in main memory. shared:
     # all actors share one GPU. own: each actor has its own GPU.

@@ -293,7 +293,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """Tokens left before the length limit when a penalty or an interruption begins."""
+        """Number of tokens left before the limit when a penalty or an interruption begins."""
         return self.effective("rollout.overlong_buffer")
 
     @property
@@ -332,7 +332,7 @@ def expanded(data: Mapping[str, Any], base_dir: str | None = None) -> dict[str, 
     """Return a copy of nested settings in which the user's implicit settings are explicit.
 
     Settings below `set` get their own keys, and relative paths become absolute. If `model.path` is
-    a directory of LoRA adapters, it becomes `model.adapter`.
+    a directory of LoRA adapters, that directory becomes `model.adapter`.
 
     Args:
         data: Nested settings, as the user gives them.
@@ -455,7 +455,7 @@ def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
 
 
 def _frozen(key: str, value: Any) -> Any:
-    """Return `value` with lists as tuples and numbers of other libraries as Python numbers."""
+    """Return `value` with lists turned into tuples, and other libraries' numbers into Python's."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, list | tuple):

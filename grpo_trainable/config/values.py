@@ -8,7 +8,7 @@ meaning and a check. A user's task declares its settings with the same functions
         largest: int = integer(20, "The largest number in a sum.", minimum=1)
 
 The package's own settings also declare how they depend on other settings. To do so, they pass
-`read_if`, `default_by` and the later attributes of `Check` as keyword arguments.
+`read_if`, `default_by` and the attributes of `Check` after these as keyword arguments.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Check:
     read_if: tuple[Condition, ...] = ()  # all must hold for the key to have an effect
     default_by: tuple[DefaultBy, ...] = ()  # defaults that depend on other settings
     also_called: tuple[ForeignName, ...] = ()  # the key's names in other libraries
-    # Other values that the key may have when it has no effect: values that its default resolves to,
-    # and defaults of earlier versions, which the files of old experiments contain.
+    # Other values that the key may have when it has no effect: the values that its default resolves
+    # to, and the defaults of earlier versions, because old experiments have them in their files.
     harmless: tuple[Any, ...] = ()
     # True: the key affects only training, not the sampled tokens or their rewards, and
     # `launch/evaluate.py` does not read it. Only keys of the sections `task`, `rollout`, `model`
@@ -117,8 +117,8 @@ def integer(
 ) -> Any:
     """Declare an integer from `minimum` to `maximum`, of at most 64 bits.
 
-    A float without a fraction, such as 2.0 from `tune.quniform`, is converted. None is valid too if
-    it is the default or if `optional` is true.
+    A float without a fractional part, such as 2.0 from `tune.quniform`, is converted. None is valid
+    too if it is the default or if `optional` is true.
     """
     expected = f"an integer >= {minimum}" + ("" if maximum is None else f" and <= {maximum}")
 

@@ -18,7 +18,7 @@ HELD_OUT = 1 << 30  # the first held-out seed; training seeds start at 0
 INSTALL = "pip install -e '.[control]'"
 # (channels, kernel size) of each convolution for images, all with stride 2.
 CONVOLUTIONS = ((16, 4), (32, 4), (32, 3))
-UNBOUNDED = 1e3  # a component with a bound of this size or more is not scaled
+UNBOUNDED = 1e3  # a component whose bound is at least this large is not scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Spaces:
     """Observations and actions of a control policy."""
 
     observation: tuple[int, ...]  # (components,), or (height, width, channels) for an image
-    scale: tuple[float, ...] | float  # one divisor per component of an observation, or one for all
+    scale: tuple[float, ...] | float  # one divisor per component, or a single one
     choices: int | None  # number of discrete actions; None if actions are continuous
     first: int = 0  # the environment's number for the first discrete action
     low: tuple[float, ...] = ()  # lower bound of each component of a continuous action
@@ -59,12 +59,12 @@ class Spaces:
 
 
 def episode_seed(stream: str, example: int) -> int:
-    """Return the seed of an example's episodes, which all responses of a group share."""
+    """Return the seed of an example's episodes. All responses of a group share this seed."""
     return HELD_OUT + example if stream == "eval" else example
 
 
 def make_environment(name: str) -> Any:
-    """Create an environment with `gymnasium.make(name)`, or with a user's `file.py:name`.
+    """Create an environment with `gymnasium.make(name)`, or by calling a user's `file.py:name`.
 
     Raises:
         ValueError: If Gymnasium is not installed, or if there is no such environment. The message

@@ -19,7 +19,7 @@ NUMBERS = "act"  # the token of every continuous action
 
 
 def control_tokenizer(spaces: Spaces) -> Tokenizer:
-    """Build a tokenizer with a word for each discrete action. Choice i is token i.
+    """Build a tokenizer with a word for each discrete action. Action i is token i.
 
     All continuous actions share one word. Every prompt is a single token.
     """

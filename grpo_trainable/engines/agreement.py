@@ -1,4 +1,4 @@
-"""A start-up check that an engine samples from the distribution that the learner scores."""
+"""A start-up check that engine and learner assign the same log-probs to sampled tokens."""
 
 from __future__ import annotations
 

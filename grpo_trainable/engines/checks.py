@@ -218,7 +218,7 @@ def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | No
     """Return the index of the first token that ends a response, or None. `ids` is (R,).
 
     Only tokens that were `sampled` (R,) can end a response. An end id counts at any position,
-    because none can be sampled before `min_new_tokens`.
+    because no end id can be sampled before `min_new_tokens`.
     """
     end_ids, start = request.limits.end_ids, request.limits.min_new_tokens - 1
     own = zip(ids.tolist(), sampled.tolist(), strict=True)
@@ -233,8 +233,8 @@ def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | No
 def _first_completed(request: Request, ids: Tensor, stops: StopStrings, start: int) -> int | None:
     """Return the index of the first token, from `start` on, that completes a stop string.
 
-    Return None if no such token exists. A stop string may begin in `request.answered`, which are
-    the tokens at the end of the prompt that count as the start of the response.
+    Return None if no such token exists. A stop string may begin in `request.answered`: these tokens
+    at the end of the prompt count as the start of the response.
     """
     answered = torch.tensor(request.answered, dtype=ids.dtype)
     found = stops.first_completed(torch.cat((answered, ids)), start + len(answered))

@@ -32,8 +32,8 @@ class EngineSetup:
 class Engine(Protocol):
     """Samples responses with the most recently loaded weights.
 
-    The engine `torch` owns a model and a KV cache. Another engine may own neither and call a
-    server. `version` and `round` are 0 before the first `load`.
+    The engine `torch` owns a model and a KV cache. Another engine may call a server and own neither
+    of them. `version` and `round` are 0 before the first `load`.
     """
 
     @property
@@ -127,8 +127,8 @@ class PlayingEngine(Protocol):
 
         A token that would end a response ends an action instead. The row then waits until `partner`
         has an observation for it. The tokens of the observation are then fed to the row while other
-        rows continue, so no token is tokenised twice. `response_mask` is False for fed tokens,
-        which have ids but no log-prob, version or round.
+        rows continue, so no text is tokenised twice. `response_mask` is False for fed tokens, which
+        have ids but no log-prob, version or round.
 
         `max_new_tokens` counts sampled and fed tokens. `finished` comes from the observation that
         ended the response. The random draw of a token depends only on the response and on the

@@ -43,9 +43,9 @@ class LocalEngine(LoadedWeights, ABC):
             policy: Policy to sample from. Its parameters stop requiring gradients.
             tokenizer: Tokenizer of the policy.
             seed: Seed of all draws.
-            recompute: Rebuild the KV cache of the tokens sampled so far when weights arrive in the
-                middle of a call (AReaL, arXiv 2505.24298). Otherwise the cache computed with the
-                older weights is kept (PipelineRL, arXiv 2509.19128).
+            recompute: When weights arrive in the middle of a call, rebuild the KV cache of the
+                tokens sampled so far (AReaL, arXiv 2505.24298). Otherwise the cache computed with
+                the older weights is kept (PipelineRL, arXiv 2509.19128).
             slots: Maximum number of rows in the batch, for an engine whose decoder lets rows enter
                 later. With None, all rows of a call are in the batch from the start.
         """

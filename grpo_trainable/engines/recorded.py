@@ -43,7 +43,7 @@ class RecordedRow:
 
 
 def as_group(request: Request, rows: Sequence[RecordedRow], pad_id: int) -> RolloutGroup:
-    """Return the responses to one request as a CPU group, cut to the longest response."""
+    """Return the responses to one request as a group on the CPU, cut to the longest response."""
     lengths = torch.tensor([len(row.ids) for row in rows])
     held = torch.arange(int(lengths.max())) < lengths[:, None]
 

@@ -99,11 +99,11 @@ def _refuse_limited_attention(config: GRPOConfig) -> None:
 def _refuse_uneven_heads(config: GRPOConfig) -> None:
     """Check that the GPUs of a generator can share the attention heads of the model equally.
 
-    Each GPU holds the same number of heads of keys and values, or the same number of GPUs holds a
-    copy of each of these heads.
+    Either each GPU holds the same number of heads of keys and values, or each of these heads is
+    copied to the same number of GPUs.
 
     Raises:
-        ValueError: They cannot. The message is one line.
+        ValueError: The GPUs cannot share the heads equally. The message is one line.
     """
     gpus, shape = int(sampling_gpus(config)), policy_shape(config.model)
     heads, kv_heads = shape.heads, shape.kv_heads

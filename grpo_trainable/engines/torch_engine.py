@@ -177,7 +177,7 @@ class SlotDecoder:
         self._cache.keep(places)
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
-        """Recompute the cache for each row's prompt and its first `lengths` sampled tokens."""
+        """Recompute the cache for each row: its prompt and its first `lengths` sampled tokens."""
         prompts = [self._prompts[self._prompt_of[row]] for row in self._rows]
         sampled = sampled.cpu()
         sequences = [

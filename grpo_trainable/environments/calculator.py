@@ -65,7 +65,7 @@ class Calculator:
         return f"{question}=?\n"
 
     def step(self, action: str) -> Turn:
-        """Reward 1 for the right answer. Any answer ends the episode, and so do too many calls."""
+        """Give reward 1 for the right answer. An answer or too many calls end the episode."""
         line = action.strip()
         if not line.startswith(CALL):
             return Turn(reward=float(line == self._answer), done=True, info={"calls": 0})
@@ -81,4 +81,4 @@ class Calculator:
             return str(error)
 
     def close(self) -> None:
-        """No resources to release."""
+        """Do nothing: there are no resources to release."""

@@ -23,7 +23,7 @@ class Guess:
         return PROMPT
 
     def step(self, action: str) -> Turn:
-        """Reward 1 for the secret digit. A correct, illegal or last guess ends the episode."""
+        """Give reward 1 for the secret digit. A correct, illegal or last guess ends the episode."""
         guess = action.strip()
         self._guesses += 1
         if guess == self._secret:
@@ -35,4 +35,4 @@ class Guess:
         return Turn(LARGER if self._secret > guess else SMALLER, info=info)
 
     def close(self) -> None:
-        """No resources to release."""
+        """Do nothing: there are no resources to release."""

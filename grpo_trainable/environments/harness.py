@@ -1,6 +1,6 @@
 """Run a program and its tests, and report each test. The text of this file runs in the sandbox.
 
-A test is an `assert` statement. A failed test does not end the other tests.
+A test is an `assert` statement. The other tests still run after a test has failed.
 """
 
 from __future__ import annotations

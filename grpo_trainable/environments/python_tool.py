@@ -44,7 +44,7 @@ class PythonTool:
         return Turn(reward=float(given.strip() == self._answer), done=True, info={"calls": 0})
 
     def close(self) -> None:
-        """No resources to release."""
+        """Do nothing: there are no resources to release."""
 
 
 class UnsafePythonTool(PythonTool):

@@ -4,7 +4,7 @@ bubblewrap (`bwrap`) puts the code into namespaces that contain only a read-only
 standard library and an empty scratch directory. The code has no network and no packages, and none
 of the trainer's environment variables. The elements of a set have the same order in every run. The
 code sees no other process, and can start neither processes nor threads. The limits are one second
-of CPU time unless the caller sets another limit, 256 MiB of memory, 1 MiB per file and 16 MiB of
+of CPU time (unless the caller sets another limit), 256 MiB of memory, 1 MiB per file and 16 MiB of
 scratch space. If the trainer is root, the code runs as the user nobody. bubblewrap does not need
 root, but ordinary users must be allowed to create user namespaces.
 """
@@ -193,7 +193,7 @@ def _run(
 
 
 def _said(output: IO[bytes], late: bool) -> str:
-    """Return the output of code that has ended, without the middle of a long output."""
+    """Return the output of code that has ended. The middle of a long output is cut out."""
     output.seek(0)
     printed = output.read(FILE_BYTES).decode("utf-8", "replace")
     return _cut(printed + "(took too long)" if late else printed)
@@ -232,8 +232,8 @@ def _contained_python() -> tuple[str, ...]:
     python = _interpreter()
     library = Path(_output_of([python, *ISOLATED, "-c", "import os; print(os.__file__)"])).parent
     modules = ":".join(map(str, library.glob("lib-dynload/*.so")))
-    # With these variables, the loader lists the libraries of the interpreter and its modules, and
-    # runs nothing (ld.so(8)).
+    # With these variables, the loader only lists the libraries that the interpreter and its modules
+    # need. It runs nothing (ld.so(8)).
     needed = _output_of([python], LD_TRACE_LOADED_OBJECTS="1", LD_PRELOAD=modules)
     libraries = {os.path.normpath(path) for path in re.findall(r"(/\S+) \(0x", needed)}
     outside = sorted(path for path in libraries if not path.startswith(f"{library}/"))

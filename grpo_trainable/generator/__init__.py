@@ -1,1 +1,1 @@
-"""The generator: engine, task and scorer. Prompts in, scored groups out."""
+"""The generator (engine, task and scorer), which turns prompts into scored groups."""

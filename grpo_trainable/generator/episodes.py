@@ -124,7 +124,7 @@ class EpisodePlayer:
         return used
 
     def close(self) -> None:
-        """Close every process, which ends all running episodes."""
+        """Close every process, and so end all running episodes."""
         for process in self._processes:
             process.close()
         self._processes = []

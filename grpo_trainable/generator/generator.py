@@ -1,4 +1,4 @@
-"""The generator: engine, task and scorer. Prompts in, scored groups out."""
+"""The generator (engine, task and scorer), which turns prompts into scored groups."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Generator:
         self._build(config)
 
     def reset(self, config: GRPOConfig) -> None:
-        """Start over with a config that has the same placement, resources and transport."""
+        """Start over with a config that leaves placement, resources and transport unchanged."""
         self.close()
         self._context.clock.reset()
         # Free the memory of the old engine and reference before the new ones need it.

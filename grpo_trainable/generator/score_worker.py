@@ -1,8 +1,8 @@
 """The process that computes slow rewards: `python -m … REFERENCE LIFELINE_FD [TASK [check]]`.
 
 REFERENCE is a value of `task.reward` (`grpo_trainable/config/reward_kinds.py`). TASK is a JSON
-object with `settings` and `seed`, or `null`. With an object, REFERENCE names a task instead: a
-built-in task or a user's class. In that case, the function is the task's method `reward`. With
+object with `settings` and `seed`, or `null`. If TASK is an object, REFERENCE names a task instead:
+a built-in task or a user's class. In that case, the function is the task's method `reward`. With
 `check`, the process is not prepared for requests, so a reward model is checked but not loaded.
 
 Standard input and output carry JSON lines, never pickle. The first line of output is

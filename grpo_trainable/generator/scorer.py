@@ -81,9 +81,9 @@ class ProcessScorer:
     `RewardError`. A call with an exception or such a result is repeated once, to see whether the
     failure repeats. If the function gives no answer for a response and `unverified` is given, the
     score is the result of `unverified` instead, because the response is at fault, not the function.
-    A spare process, already warm, replaces a process that was killed or died. A reward model has no
-    spare, because the spare would need memory for a second model. If the process of a reward model
-    dies, a new process starts and repeats the call once.
+    A spare process, already warm, replaces a process that was killed or has died. A reward model
+    has no spare, because the spare would need memory for a second model. If the process of a reward
+    model dies, a new process starts and repeats the call once.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already
@@ -119,7 +119,8 @@ class ProcessScorer:
             unverified: Returns the score of a response for which the function gives no answer.
                 None: a missing answer is an error.
             weights: Weights of the parts, if the reward has parts that are known in advance. The
-                reward is the weighted sum of the parts. None: the reward that the function returns.
+                reward is the weighted sum of the parts. None: the reward is the one that the
+                function returns.
             environment: Environment variables to add to those of this process.
 
         Raises:
@@ -312,7 +313,7 @@ def _answers(replies: Sequence[Mapping[str, Any]]) -> list[Score | RewardError]:
 
 
 def _confirmed(first: Score | RewardError, second: Score | RewardError) -> Score | RewardError:
-    """Combine two answers to a request. A failure keeps `repeats` only if both are equal."""
+    """Combine two answers to a request. A failure keeps `repeats` only if the answers are equal."""
     usage = dict(Counter(first.usage) + Counter(second.usage))
     if isinstance(first, Score):
         # The rubrics of a group are known only once all its responses are scored.
@@ -477,7 +478,7 @@ def check_reward(
 
 
 def check_judges(reward: str) -> None:
-    """Check that each judge in a value of `task.reward` answers. Other rewards are not checked.
+    """Check that each judge in `task.reward` can answer. Other rewards are not checked.
 
     Raises:
         ConfigError: A judge cannot be used. The message is one line that names the setting.
@@ -498,7 +499,7 @@ def _refuse_other_parts(named: str, parts: Sequence[str], weighted: Collection[s
 
     Args:
         named: The setting that names the reward.
-        parts: Names of the reward's parts. Empty: the function's return value decides the parts.
+        parts: Names of the reward's parts. Empty: the function's return value determines the parts.
         weighted: The parts of the reward that `task.reward_weights` names.
 
     Raises:

@@ -1,8 +1,8 @@
 """Values of the states of a response, estimated from completions (VinePPO, arXiv 2410.01679).
 
 State t of a response is the prompt followed by the response's first t tokens. The policy that
-sampled the response samples K completions of the state. The mean reward of these completions is the
-value of the state. State 0 is the prompt, which the responses of a group share.
+sampled the response also samples K completions of the state. The mean reward of these completions
+is the value of the state. State 0 is the prompt, which the responses of a group share.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Completer:
         """Create a completer.
 
         Args:
-            settings: The states to estimate, and the number of completions per state.
+            settings: The states that get a value, and the number of completions per state.
             decode: Converts tokens to text.
             sample: Samples the responses to requests that have the same limits.
         """

@@ -164,7 +164,7 @@ class WorkerProcess:
         A process that hides its environment is not found.
         """
         mark = f"{MARK}={self._mark}".encode()
-        for _ in range(MOST_SWEEPS):  # a stray may start another process before it is killed
+        for _ in range(MOST_SWEEPS):  # a stray process may start another one before it is killed
             strays = list(_processes_with(mark))
             if not strays:
                 return

@@ -1,1 +1,1 @@
-"""The learner: scored groups in, new weights out."""
+"""The learner, which turns scored groups into new weights."""

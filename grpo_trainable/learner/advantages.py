@@ -205,7 +205,7 @@ def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
 
 
 def _earned(config: GRPOConfig, group: RolloutGroup) -> Tensor:
-    """Return each action's discounted reward at its last token, (G, R); 0 elsewhere.
+    """Return each action's discounted reward at the action's last token, (G, R); 0 elsewhere.
 
     The result is 0 everywhere if the responses are not episodes, or if the reward is composed of
     parts.

@@ -30,7 +30,7 @@ from grpo_trainable.protocol.messages import GradientStep
 from grpo_trainable.protocol.rollout import TrainBatch
 from grpo_trainable.telemetry.metrics import RATIO_EDGES
 
-# Last number of the seed for the random draws of a loss that selects tokens.
+# If a loss selects tokens with random draws, this is the last number of their seed.
 SELECTION = 2
 
 

@@ -41,7 +41,7 @@ def draw(sizes: Sequence[int], responses: int, rng: np.random.Generator) -> np.n
     order = [firsts[g] + rng.permutation(sizes[g]) for g in rng.permutation(len(sizes))]
     mask = np.zeros(firsts[-1], dtype=bool)
     # Only integers are used, because rounding would change the odds. If N / `responses` is not an
-    # integer, the distances alternate between two integers.
+    # integer, the distances between drawn places alternate between two integers.
     places = (rng.integers(len(mask)) + np.arange(responses) * len(mask)) // responses
     mask[np.concatenate(order)[places]] = True
     return mask
@@ -112,9 +112,9 @@ def estimate(watched: Tensor, responses: int, divisor: float, known: float = 0.0
 
     Each response is equally likely to be watched. So the sum over all N responses is estimated as N
     times the mean y̅ of the n watched responses. The standard error is
-    N √((1 − n/N) s²/n) / `divisor`, where s² is the sample variance. This is the formula for simple
-    random sampling, which ignores the strata (Cochran 1977, Sampling Techniques, equation 2.20).
-    One watched response per group is not enough to estimate the variance within groups. The
+    N √((1 − n/N) s²/n) / `divisor`, where s² is the sample variance. This formula is the one for
+    simple random sampling, and ignores the strata (Cochran 1977, Sampling Techniques, equation
+    2.20). One watched response per group is not enough to estimate the variance within groups. The
     standard error is too large if responses to one prompt are more alike than responses to
     different prompts.
 

@@ -1,4 +1,4 @@
-"""The learner: policy, optimizer and frozen reference. Scored groups in, new weights out."""
+"""The learner (policy, optimizer, frozen reference), which turns scored groups into new weights."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Learner:
         self._build(config)
 
     def reset(self, config: GRPOConfig) -> None:
-        """Start over with a config that has the same placement, resources and transport."""
+        """Start over with a config that leaves placement, resources and transport unchanged."""
         self._context.clock.reset()
         self.close()
         # Free the memory of the old policy and optimizer before the new ones need it.
@@ -331,7 +331,7 @@ class Learner:
         return cast("StagingSender", self._sender).staged(round_)
 
     def _weights(self) -> LiveWeights:
-        """Return the weights to publish, without tensors if another rank publishes."""
+        """Return the weights to publish, without tensors if another rank publishes them."""
         dtype = getattr(torch, self.config.transport_dtype)
         tensors = {
             # Tensors of lower precision than float32 are sent unchanged.
@@ -351,7 +351,7 @@ class Learner:
         return self._state.own()
 
     def rewind(self, state: LearnerState) -> None:
-        """In the middle of a round, return to an earlier `own_state`."""
+        """Go back to an earlier `own_state` in the middle of a round."""
         self.load_state(state)
         self.optimizer.drop_gradients()
 

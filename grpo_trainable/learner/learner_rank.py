@@ -82,7 +82,7 @@ class LearnerRank:
         self._group.leave()
 
     def rejoin(self, rank: int, size: int, place: tuple[str, int]) -> None:
-        """Join a new group of ranks, and return to the state before the last round."""
+        """Join a new group of ranks, and go back to the state before the last round."""
         assert self._before is not None, "only an elastic group keeps the state before a round"
         self._group.join(rank, size, place, self._rendezvous)
         self.learner.rewind(self._before)

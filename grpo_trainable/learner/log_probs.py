@@ -94,7 +94,8 @@ class BatchWithLogProbs:
     train_batch: TrainBatch
     # Mask of the tokens that were sampled with the weights from before the round, bool (B, S).
     own_tokens: Tensor
-    # Mask of the rows on which the KL is measured, bool (B,). None if it covers all rows.
+    # Mask of the rows on which the KL is measured, bool (B,). None if the KL is measured on all
+    # rows.
     watched: Tensor | None = None
     # Log-probs under the reference policy, valid in the rows that `watched` selects. None if no
     # setting needs them.

@@ -23,8 +23,8 @@ def step_rows(
     """For each gradient step, yield the index of a batch and the rows of this batch to train on.
 
     `k_mode` decides how the rows are chosen. With `k_mode=minibatches`, the groups of the batch are
-    shuffled and split into parts. No group is split. If there are fewer groups than parts, the
-    empty parts are left out.
+    shuffled and divided among parts. Each group stays whole. If there are fewer groups than parts,
+    the empty parts are left out.
     """
     match config.k_mode:
         case "fresh_batches":

@@ -211,7 +211,7 @@ def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _in_memory_order(parameter: Tensor) -> Tensor:
-    """Return a view of the gradient whose rows match the parameter's memory layout.
+    """Return a view of the gradient, with rows that match the parameter's memory layout.
 
     A matrix that is stored by column is transposed, because copying it across its columns is slow.
     """

@@ -142,7 +142,7 @@ class TrainingState:
     def _take(
         self, policy: dict[str, Tensor], optimizer: dict[str, Tensor], counters: dict[str, Any]
     ) -> None:
-        """Continue from these tensors, and empty both dictionaries.
+        """Continue from `policy` and `optimizer`, and empty these two dictionaries.
 
         Moments are copied one by one, so memory need not hold all of them twice.
         """

@@ -166,7 +166,7 @@ class UserAdvantage:
 
 
 class _UserFunction:
-    """Wraps a user-defined function, and reports each mistake in it in one line."""
+    """Wraps a user-defined function, and reports each of its mistakes in one line."""
 
     def __init__(self, key: str, reference: str, *, like: Callable[..., Any]) -> None:
         """Load a function and check its arguments.

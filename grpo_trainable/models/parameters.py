@@ -37,8 +37,8 @@ def adopt_parameters(
     """Make `tensors` the parameters of a model.
 
     The memory of `tensors` is used in place. A tensor is copied only if its type or device differs,
-    or if its memory is not aligned like torch's own. Adopted memory is never written to, so it may
-    be read-only.
+    or if its memory is not aligned like that of torch's own tensors. Adopted memory is never
+    written to, so it may be read-only.
 
     Raises:
         ValueError: Names or shapes do not match exactly.

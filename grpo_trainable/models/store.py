@@ -85,7 +85,7 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
 def build_any_policy(model: PolicySettings, seed: int) -> tuple[NamedWeights, Tokenizer]:
     """Build the policy that `config.model` names: a language model, or a policy for `model.env`.
 
-    Adapters to start from stay separate from the model, because merging would round them.
+    If the policy starts from adapters, these stay separate, because merging would round them.
 
     Raises:
         ValueError: For the same reasons as in `build_policy`, or the environment is unavailable.
@@ -104,8 +104,8 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
 
     The weights are read from a directory, or from a shipped policy if the preset has one.
     Otherwise, the weights are drawn from `seed`, and the shipped story policy provides the
-    tokenizer. Adapters to start from are merged into the weights. Engines and the reference use
-    this policy.
+    tokenizer. If the policy starts from adapters, these are merged into the weights. Engines and
+    the reference use this policy.
 
     Raises:
         ValueError: The directory cannot be used. The message is one line that begins with the

@@ -19,7 +19,7 @@ PAD = "<|pad|>"
 
 
 class Tokenizer:
-    """A tokenizer with ids that end a response and an id for padding.
+    """A tokenizer with an id for padding, and with ids that end a response.
 
     Special tokens are only ever added by id. If a text spells out a special token, the characters
     are encoded like any other text.

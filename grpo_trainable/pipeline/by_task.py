@@ -21,7 +21,7 @@ OF_A_ROUND = {
 
 
 class ByTask:
-    """Computes metrics for each task in `task.mix`. There are none if the trial has no mix."""
+    """Computes metrics for each task in `task.mix`. Without a mix, there are no such metrics."""
 
     def __init__(self, config: GRPOConfig) -> None:
         self._mixture = mixture_of(config)

@@ -88,7 +88,7 @@ class Collector:
         return chunk
 
     def put_back(self, chunk: Chunk) -> None:
-        """Return a chunk of a lost generator to the ledger, to be sampled again."""
+        """Give a chunk of a lost generator back to the ledger, to be sampled again."""
         self.ledger.put_back(chunk)
         self.counts.redispatched += len(chunk.prompt_indices)
 
@@ -234,7 +234,7 @@ class Collector:
         self._recorder.note(note)
 
     def note_failed_rewards(self) -> None:
-        """Add a note if rewards have failed since the last call, with an example."""
+        """If rewards have failed since the last call, add a note with an example."""
         failed, responses = self._failed_prompts, self._failed_responses
         self._failed_prompts, self._failed_responses = [], 0
         if not failed:

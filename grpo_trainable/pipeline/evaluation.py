@@ -92,7 +92,7 @@ def held_out_rewards(
 
     Raises:
         ActorFailed: More rewards failed than the task allows, or no prompt could be scored, because
-            each has a response without a reward.
+            each prompt has a response without a reward.
     """
     groups = sorted((g for scored in answers for g in scored.groups), key=lambda g: g.prompt_index)
     failed = sorted(prompt for scored in answers for prompt in scored.failed)

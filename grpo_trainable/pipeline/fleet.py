@@ -27,7 +27,7 @@ from grpo_trainable.text import plural
 
 # Maximum number of chunks per generator that are submitted but not yet scored. While one chunk is
 # sampled, another waits or is scored. So a generator is idle only if scoring takes longer than
-# sampling. If a third chunk were submitted this early, it would only be sampled with older weights
+# sampling. A third chunk that is submitted this early would be sampled with weights that are older
 # than necessary.
 CHUNKS_AHEAD = 2
 
@@ -114,7 +114,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Deposit:
-    """A concurrent call that fetches published weights, for use from the next token on."""
+    """A concurrent call that fetches published weights. They are used from the next token on."""
 
     generator: FleetGenerator
 

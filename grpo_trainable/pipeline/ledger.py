@@ -38,8 +38,8 @@ class BatchRule:
     A batch first draws `size` prompts, some of which may be left out of training. The batch then
     draws one new prompt to replace each prompt that was left out. New prompts that are left out are
     replaced in the same way. A batch draws replacements at most `redraws` times, and takes at most
-    `most` prompts in all. With `redraws` = 0, it takes exactly `size` prompts, even if some are
-    left out.
+    `most` prompts in all. With `redraws` = 0, it draws exactly `size` prompts and does not replace
+    those that are left out.
     """
 
     size: int
@@ -53,8 +53,8 @@ class BatchRule:
         prompts that the batch passes over, as if the stream did not have them. All other prompts
         count as accepted.
 
-        Let T(0) = size, and let R(T) be the number of prompts that are left out among the batch's
-        first T. The batch takes T(redraws) prompts, with T(n + 1) = min(size + R(T(n)), most).
+        Let T(0) = size, and let R(T) be the number of left-out prompts among the batch's first T
+        prompts. The batch takes T(redraws) prompts, with T(n + 1) = min(size + R(T(n)), most).
         Leaving out one more prompt, or starting later, never makes the batch end earlier. So a
         prompt may count as accepted until its result is known.
 

@@ -84,9 +84,9 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait for a call, at most for the shortest `_due_s`, and return the calls that are done.
+        """Wait for a call, for at most the shortest `_due_s`, and return the calls that are done.
 
-        The time that was waited is added to the silence of each actor in `owing`.
+        The time spent waiting is added to the silence of each actor in `owing`.
         """
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))

@@ -3,8 +3,8 @@
 A trial with `lag = 0` is synchronous: the `StalenessGate` admits the rollouts of a round only when
 the generators have the weights that the previous round produced. With `lag >= 1`, generators sample
 the rollouts of later rounds while the learner trains, and continue between calls of `run_round`.
-With `lag_mode = exact`, every round is synchronous, but the rollouts that it collects are trained
-on `lag` rounds later.
+With `lag_mode = exact`, every round is synchronous, but the learner trains on the collected
+rollouts `lag` rounds after their collection.
 
 This module does not import Ray. Actors, runtime and clock are passed in as arguments.
 """
@@ -310,9 +310,9 @@ class Pipeline:
     def _cancel_stragglers(self, round_: int) -> None:
         """Cancel the chunks of `round_` that a generator without work has passed (`Fleet.passed`).
 
-        The generator must lack work because the lag allows no further chunk before the learner
-        trains on `round_`. A chunk is never cancelled in the last `lag` rounds, in which generators
-        have no work for other reasons.
+        A chunk is cancelled only if the generator has no work because the lag allows no further
+        chunk before the learner trains on `round_`. A chunk is never cancelled in the last `lag`
+        rounds, in which generators have no work for other reasons.
         """
         if self.config.rollout.stragglers == "wait":
             return

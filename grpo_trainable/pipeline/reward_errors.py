@@ -26,7 +26,8 @@ def refuse_reward_errors(
 
     Args:
         config: The trial's settings.
-        told: The start of the message, with the numbers of failed rewards and responses.
+        told: The start of the message, with the number of failed rewards and the number of
+            responses.
         errors: Number of responses on which the reward function failed.
         responses: Number of responses to divide `errors` by; at least the number of responses to
             `JUDGED_PROMPTS` prompts.

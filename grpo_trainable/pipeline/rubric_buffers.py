@@ -1,9 +1,9 @@
 """The rubrics that a judge has written for each prompt so far.
 
 Only the pipeline keeps rubrics: each request carries the rubrics of its prompt, and each answer may
-carry new ones. Rubrics change only when a round has collected all its groups, and then in the order
-of the round's prompts. So at lag 0, the rubrics do not depend on timing, and a resumed trial
-continues with the same rubrics.
+carry new ones. Rubrics change only when a round has collected all its groups. The changes follow
+the order of the round's prompts. So at lag 0, the rubrics do not depend on timing, and a resumed
+trial continues with the same rubrics.
 """
 
 from __future__ import annotations

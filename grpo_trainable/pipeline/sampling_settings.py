@@ -1,6 +1,7 @@
 """The settings that decide what a trial samples.
 
-If these settings differ between two trials, neither may use the rollouts in the other's checkpoint.
+If these settings differ between two trials, neither trial may use the rollouts in the other trial's
+checkpoint.
 """
 
 from __future__ import annotations

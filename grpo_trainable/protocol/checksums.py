@@ -46,10 +46,11 @@ def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
 def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> str:
     """Copy the tensors that have a destination, and return the `storage_checksum` of all tensors.
 
-    If a copy has the same memory layout as its tensor, without gaps, each piece of the tensor is
-    summed and then copied while it is in the CPU's cache. Summing and copying then takes little
-    longer than copying alone. If another thread writes to a tensor meanwhile, the sum and the copy
-    still agree, so the checksum does not detect the write. The caller must prevent such writes.
+    If a copy has the same memory layout as its tensor, and this layout has no gaps, each piece of
+    the tensor is summed and then copied while it is in the CPU's cache. Summing and copying then
+    takes little longer than copying alone. If another thread writes to a tensor meanwhile, the sum
+    and the copy still agree, so the checksum does not detect the write. The caller must prevent
+    such writes.
 
     Args:
         tensors: the weights, by name.

@@ -52,7 +52,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """Sampling has ended early, because `cancel` was called. Its responses are discarded."""
+    """Sampling was ended early by a call of `cancel`. The sampled responses are discarded."""
 
     loaded: list[Loaded]  # see `Sampled`
     spans: list[Span]
@@ -145,8 +145,8 @@ class GradientStep:
     # Effective sample size of the importance weights, as a fraction of the number of responses.
     ess_fraction: float
     skipped: bool  # True if the step changed nothing, because its loss or gradient was not finite
-    # Name of another policy -> KL from the policy before the step to that policy, on the responses
-    # of the step on which the KL is measured. Empty if the KL is not monitored.
+    # Name of another policy -> KL from the policy before the step to that policy, on those of the
+    # step's responses for which the KL is measured. Empty if the KL is not monitored.
     kl: dict[str, Drift]
     critic: CriticStep | None = None  # None if there is no critic
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class Interruption:
     """The tokens that are inserted into a response if its reasoning is too long.
 
-    A response is interrupted if, after `after_tokens` tokens, it has not ended and contains none of
-    `answer_ids` and `answer_strings`. An interruption inserts the tokens `ids`. The inserted tokens
-    are not sampled, so they form a hole in the response's mask.
+    A response is interrupted if, after `after_tokens` tokens, it has not ended and contains no
+    element of `answer_ids` or `answer_strings`. An interruption inserts the tokens `ids`. The
+    inserted tokens are not sampled, so they form a hole in the response's mask.
     """
 
     after_tokens: int

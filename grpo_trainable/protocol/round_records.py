@@ -56,7 +56,7 @@ SCHEMAS = {
             "advantage": pa.float32(),
             "uses": pa.int32(),  # number of times the group was trained on, including this time
             "version": pa.int32(),  # version of the weights that sampled the oldest token
-            "weights_round": pa.int32(),  # round of those weights
+            "weights_round": pa.int32(),  # round of the weights that sampled the oldest token
             "lag": pa.int32(),  # number of rounds before this round, minus weights_round
             "first_use": pa.bool_(),
             # Sums of log-probs over the response, in nats: under the weights that sampled each
@@ -103,7 +103,7 @@ SCHEMAS = {
             "bytes": pa.int64(),
             "publish_s": pa.float64(),  # seconds in the learner, for the snapshot and its checksum
             "transfer_s": pa.float64(),  # seconds until the weights are in the generator's memory
-            "load_s": pa.float64(),  # seconds until the generator has checked and adopted them
+            "load_s": pa.float64(),  # seconds in the generator, to check and adopt the weights
         }
     ),
 }

@@ -30,7 +30,7 @@ class WeightSender(Protocol):
     def release(self, before_round: int) -> None:
         """Release the snapshots of all rounds before `before_round`.
 
-        This method is called once no receiver fetches these snapshots any more, and no generator
+        This method is called when no receiver fetches these snapshots any more, and no generator
         uses weights that were fetched from them.
         """
         ...
@@ -70,7 +70,7 @@ class WeightReceiver(Protocol):
         Args:
             handle: the value that `publish` returned.
             received: the data that arrived with the handle. There is such data only if the learner
-                sends the weights, rather than the generator fetching them.
+                sends the weights and the generator does not fetch them.
         """
         ...
 

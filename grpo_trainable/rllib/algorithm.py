@@ -91,8 +91,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
             ConfigError: A setting is unknown or invalid, or has no effect with GRPO. The message is
                 one line.
         """
-        # RLlib's own checks are not needed, because `refuse_unread` accepts only the defaults of
-        # the settings that RLlib checks.
+        # RLlib's own checks are not needed, because they concern only settings for which
+        # `refuse_unread` accepts nothing but the default.
         refuse_unread(self, type(self)())
         trial_data(self)
 
@@ -100,8 +100,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
 class GRPO(Algorithm):
     """GRPO behind RLlib's interface: `build_algo`, `train`, `evaluate`, `save_to_path` and so on.
 
-    One call of `train()` runs one round. A result contains all metrics of docs/metrics.md, and
-    repeats some of them under RLlib's names.
+    One call of `train()` runs one round. A result contains all metrics listed in docs/metrics.md,
+    and repeats some of them under RLlib's names.
     """
 
     trial: Trial | None = None
@@ -194,7 +194,7 @@ class GRPO(Algorithm):
                     "checkpoint, or build an algorithm with more rounds"
                 )
             # The checkpoint of the last round was restored. The result of the last round has
-            # already been reported, and Tune ignores this one.
+            # already been reported, and Tune ignores the result below.
             return {RESULT_DUPLICATE: True, "done": True, TRAINING_ITERATION: self.iteration}
         results = super().step()
         assert self._report is not None

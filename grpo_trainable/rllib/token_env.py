@@ -48,8 +48,8 @@ class TokenEnv(gymnasium.Env):
     id, a stop string or `rollout.max_new_tokens`.
 
     Args:
-        config: Nested settings of a trial. Only `model`, `task`, `seed` and, in `rollout`,
-            `max_new_tokens`, `stop` and `temperature` may be set.
+        config: Nested settings of a trial. Only `model`, `task` and `seed` may be set, and in
+            `rollout` only `max_new_tokens`, `stop` and `temperature`.
 
     Raises:
         ConfigError: A setting is invalid, or has no effect in this environment.

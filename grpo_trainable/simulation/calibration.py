@@ -33,9 +33,9 @@ class Times:
     gap_s: float  # time from the end of one `step()` to the start of the next
 
     def in_order(self, passes: int = 1) -> Durations:
-        """Return a function that gives simulated calls the durations of the trial's calls in order.
+        """Return a function that assigns the durations of the trial's calls to simulated calls.
 
-        After the last duration, the function starts over with the first one.
+        The durations are used in order. After the last one, the function starts over.
 
         Args:
             passes: number of passes that an update makes over the batch. The recorded trial made
@@ -53,7 +53,10 @@ class Times:
 
 
 def side_of(actor: str, kind: str) -> str:
-    """Return the side of a call: "learner" or "generator". A colocated worker has calls of both."""
+    """Return the side of a call: "learner" or "generator".
+
+    A colocated worker has calls of both sides.
+    """
     return "learner" if actor == "learner" or kind == UPDATE else "generator"
 
 
@@ -109,8 +112,8 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 VINE = "vine"  # a part of a sampling call; `calls_of` lists this part as a separate call
 # A call's kind is recognised by a stage that only calls of this kind contain. The exception is
-# `sync`, which calls of other kinds may contain too. So `sync` is looked for last, and recognises
-# only loads and publications, which contain no other stage.
+# `sync`, which calls of other kinds may contain too. So `sync` is looked for last, and then
+# identifies only loads and publications, which contain no other stage.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 

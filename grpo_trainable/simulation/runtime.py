@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_trainable.protocol.calls import ActorFailed, ActorLost
 
-MAX_WAITS = 20_000  # a pipeline that waits more often than this is assumed to wait forever
+MAX_WAITS = 20_000  # after more waits than this, a pipeline is assumed to wait forever
 TICK = 1 / 64  # the unit of durations in tests; sums of ticks are exact in floating point
 
 Durations = Callable[[str, str], float]  # (actor, stage) -> seconds
@@ -39,7 +39,7 @@ class VirtualCall:
     value: Any = None
     error: str | None = None
     lost: bool = False  # True if the call's actor is dead
-    later: Callable[[], Any] | None = None  # computes the value once the call has ended
+    later: Callable[[], Any] | None = None  # computes the value after the call has ended
 
 
 class VirtualRuntime:
@@ -87,7 +87,7 @@ class VirtualRuntime:
         heapq.heappush(self._ends, (call.end, next(self._numbers), call))
 
     def _next_end(self) -> float:
-        """Return the earliest end time of the uncollected calls. Fast even for many calls."""
+        """Return the earliest end time of the uncollected calls, quickly even for many calls."""
         while self._ends[0][2] not in self.uncollected:
             heapq.heappop(self._ends)
         return self._ends[0][0]

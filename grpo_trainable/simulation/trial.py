@@ -193,6 +193,6 @@ def simulate(
 
 
 def wall_clock_a_round(reports: Sequence[RoundReport]) -> float:
-    """Return the mean seconds per round, including the gaps between rounds but not evaluations."""
+    """Return the mean seconds per round, with the gaps between rounds but without evaluations."""
     evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in reports)
     return (reports[-1].end - reports[0].start - evaluation_s) / len(reports)

@@ -81,7 +81,8 @@ def new_directory(path: str | Path) -> Iterator[Path]:
 
     `path` must not exist, or must be an empty directory. Missing parents are created. A killed
     process may leave the directory `.NAME.RANDOM` beside `path`. Everybody who may list the
-    directory may read its files, although safetensors creates files that only their owner may read.
+    directory may read its files, including files that safetensors has created with read permission
+    only for their owner.
 
     Raises:
         FileExistsError: `path` exists and is not an empty directory.

@@ -31,8 +31,8 @@ from grpo_trainable.storage.tensor_files import (
     read_tensors,
 )
 
-# Functions that read or write tensors import torch in their bodies. So a command that only looks
-# for the checkpoint that a trial continues from does not load torch.
+# Functions that read or write tensors import torch in their bodies. So torch is not loaded by a
+# command that only looks for the checkpoint from which a trial continues.
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -99,7 +99,7 @@ class TrialState:
 
 
 def part_file(part: str, number: int = 1, of: int = 1) -> str:
-    """Return the name of the file that learner `number` of `of` learners writes for a part."""
+    """Return the name of the file that one learner, `number` out of `of`, writes for a part."""
     return f"{part}-{number:05d}-of-{of:05d}.safetensors"
 
 
@@ -368,13 +368,19 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
 
 
 def newest_round(directory: AnyPath) -> int | None:
-    """Return the round that the newest checkpoint states, without verifying it, or None."""
+    """Return the round that the newest checkpoint states, or None.
+
+    The checkpoint is not verified.
+    """
     newest = newest_checkpoint(directory)
     return None if newest is None else unverified_round(newest)
 
 
 def newest_checkpoint(directory: AnyPath) -> AnyPath | None:
-    """Return the newest checkpoint that states its round, or None. It is not verified."""
+    """Return the newest checkpoint that states its round, or None.
+
+    The checkpoint is not verified.
+    """
     found = reversed(numbered_checkpoints(directory))
     return next((path for path in found if unverified_round(path) is not None), None)
 
@@ -490,7 +496,7 @@ def _names(directory: AnyPath) -> list[str]:
 
 
 def unverified_round(directory: AnyPath) -> int | None:
-    """Return the round that a checkpoint states, without verifying it, or None if it states none.
+    """Return the round that a checkpoint states, or None. The checkpoint is not verified.
 
     Raises:
         UnreadableCheckpoint: The checkpoint cannot be read.
@@ -503,7 +509,7 @@ def unverified_round(directory: AnyPath) -> int | None:
 
 
 def unverified_state(directory: AnyPath) -> dict[str, Any] | None:
-    """Return the plain data of a checkpoint, without verifying it, or None if there is none.
+    """Return the plain data of a checkpoint, or None. The checkpoint is not verified.
 
     Raises:
         UnreadableCheckpoint: The checkpoint cannot be read.

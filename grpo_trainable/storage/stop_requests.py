@@ -49,7 +49,7 @@ class TuneStopRequest:
         return ANSWERS[kind](**values)
 
     def release(self) -> None:
-        """Let a stopped trial return from `step()`. Call this once Tune reads no more rows."""
+        """Let a stopped trial return from `step()`. Call this when Tune no longer reads rows."""
         self._put("released", "yes")
 
     # ---- In the trial's process --------------------------------------------------------------

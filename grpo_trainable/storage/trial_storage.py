@@ -204,7 +204,8 @@ class TrialStorage:
         for path in itertools.chain(self._candidates(named, own), forgotten):
             if path not in forgotten and self._follows_unknown_copy(path, named):
                 forgotten.append(path)
-                # If the copied trial was at an earlier round, its rows have replaced later ones.
+                # If the copied trial was at an earlier round, its rows have replaced those of later
+                # rounds.
                 before_copy = min(last, self._last_row() or math.inf)
                 continue
             limit = last if path in forgotten else before_copy
@@ -271,7 +272,7 @@ class TrialStorage:
         """Return True if a checkpoint follows a copy (of another trial) that Tune does not know.
 
         Such a checkpoint is one of the trial's own, is newer than the noted checkpoint, follows
-        another origin, and has other settings than the trial.
+        another origin, and differs from the trial in its settings.
         """
         directory = self._directory
         if directory is None or _parent(path) != directory:
@@ -298,7 +299,7 @@ class TrialStorage:
         )
 
     def _set_other_copies_aside(self, restored: AnyPath, own: list[AnyPath]) -> list[str]:
-        """Set aside newer checkpoints that follow another copy than the restored checkpoint does.
+        """Set aside newer checkpoints that do not follow the same copy as the restored checkpoint.
 
         Otherwise they would count as the newest ones until the trial has saved again.
 
@@ -411,12 +412,12 @@ def _in_experiment(path: AnyPath) -> str:
 
 
 def follows_known_copy(checkpoint: AnyPath, noted: AnyPath | None) -> bool:
-    """Return True if a trial's checkpoint follows the same copy as the newest one that Tune knows.
+    """Return True if a trial's checkpoint follows the same copy as the checkpoint `noted`.
 
     Args:
         checkpoint: The checkpoint.
-        noted: The newest checkpoint that Tune knows. If it belongs to another trial, the trial has
-            copied it.
+        noted: The newest checkpoint that Tune knows. If this checkpoint belongs to another trial,
+            the trial has copied it.
     """
     origin = (unverified_state(checkpoint) or {}).get("origin")
     if noted is not None and _parent(noted) != _parent(checkpoint):

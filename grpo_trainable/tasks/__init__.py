@@ -42,7 +42,8 @@ TASKS = {
     "control": "grpo_trainable.control.task:ControlTask",
 }
 
-# `task.name` -> the class of its reward, for tasks whose responses separate processes may score.
+# `task.name` -> the class of its reward, for tasks whose responses may be scored by separate
+# processes.
 REWARDS = {"math": MathReward, "reasoning_gym": ReasoningGymReward, "code": CodeReward}
 
 __all__ = [

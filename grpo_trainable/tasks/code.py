@@ -87,7 +87,7 @@ def _mbpp(row: Mapping[str, Any], in_block: bool) -> tuple[str, dict[str, str]]:
     if in_block:
         asked = f"{INSTRUCTION}\n{text}\nYour code should pass these tests:\n\n{asserted}\n"
         return asked, truth
-    # The prompt of the paper on MBPP, without examples of solved problems.
+    # The prompt from the paper on MBPP, without examples of solved problems.
     return (
         f"You are an expert Python programmer, and here is your task: {text} Your code should pass "
         f"these tests:\n\n{asserted}\n[BEGIN]\n"
@@ -133,7 +133,8 @@ class CodeReward:
     def __init__(self, settings: TaskSettings) -> None:
         self._in_block = settings.code_in == "block"
         self._partial_credit = settings.partial_credit
-        # On a busy machine, a program can take three times its CPU time before the deadline.
+        # On a busy machine, a program may run for three times its CPU time without missing the
+        # deadline.
         self._cpu_s = int(settings.reward_deadline_s // 3)
 
     def warm_up(self) -> None:
@@ -201,7 +202,8 @@ class CodeTask(SplitTask[Rows]):
     def _shared_stops(self) -> tuple[str, ...]:
         """Return the strings that end a completion in every layout of the files.
 
-        Strings of a single layout may occur within a right response to a problem in another layout.
+        A string that ends completions in only one layout may occur within a right response to a
+        problem in another layout.
         """
         rows = [*self._train.rows, *self._heldout.rows]
         first, *others = {STOPS[row.ground_truth["layout"]] for row in rows}  # pyright: ignore

@@ -128,7 +128,7 @@ def split_files(
 def sources_in_files(
     train_file: str | None, eval_file: str | None, otherwise: str
 ) -> tuple[str, str] | None:
-    """Describe the sources of the training and the held-out examples for the user.
+    """Describe, for the user, the sources of the training and the held-out examples.
 
     The result is None if neither file is set.
 

@@ -63,8 +63,9 @@ class Prompts:
 
         Raises:
             ValueError: If the configured chat template, stop strings or interruption cannot be
-                used, if difficulty pools are enabled and the task does not state its number of
-                prompts, or if the last evaluation would repeat a prompt. The message is one line.
+                used. Also if the last evaluation would repeat a prompt, or if the task does not
+                state its number of prompts although difficulty pools are enabled. The message is
+                one line.
         """
         self.train_size = train_size(task)  # None if the task does not state it
         if config.pools.enabled and self.train_size is None:
@@ -193,8 +194,8 @@ class Prompts:
             The number of prompts that were checked.
 
         Raises:
-            ValueError: If a prompt does not fit. The message is one line that shows the prompt
-                without the chat template, or its last message.
+            ValueError: If a prompt does not fit. The message is one line that shows the prompt's
+                text, or the text of its last message, without the chat template.
         """
         kind = {"train": "training", "eval": "held-out"}[stream]
         longest = self._limits[stream].max_new_tokens

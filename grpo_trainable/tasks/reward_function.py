@@ -28,7 +28,7 @@ FORMS = (
     "verl's (data_source, solution_str, ground_truth, extra_info)"
 )
 VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
-VERL_LIST = "solution_strs"  # of functions for verl's reward manager `batch`
+VERL_LIST = "solution_strs"  # parameter of functions for verl's reward manager `batch`
 # In this package's form, names that the first parameter must not have, and then names that the
 # second one must not have.
 NOT_THE_RESPONSE = {
@@ -102,9 +102,9 @@ def as_reward(function: Any) -> RewardFunction:
     """Put a function, or a list of functions, behind the interface of `RewardFunction`.
 
     Raises:
-        ValueError: The parameters fit no form, or a list contains two functions with the same name
-            or a value that is not a function. The message completes a sentence that begins with the
-            function's name.
+        ValueError: The parameters fit no form, or a list contains a value that is not a function,
+            or two functions with the same name. The message completes a sentence that begins with
+            the function's name.
     """
     if isinstance(function, list | tuple):
         return _of_list(function)

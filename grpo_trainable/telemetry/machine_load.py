@@ -137,7 +137,7 @@ class Reading:
     processes: Mapping[int, Usage]
     own: frozenset[int]
     stolen_s: float = 0.0  # seconds that a hypervisor took, summed over the same cores
-    # Pid -> seconds of waiting for a core (`waited_seconds`). None if the kernel does not tell.
+    # Pid -> seconds of waiting for a core (`waited_seconds`). None if not reported.
     waited_s: Mapping[int, float] | None = None
 
 

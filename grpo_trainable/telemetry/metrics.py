@@ -154,7 +154,8 @@ def is_named_by_user(name: str) -> bool:
 # rewards.
 PATIENCE = 4
 
-# If a larger share of the responses is cut off, the token limit may hide what the policy can do.
+# If more than this share of the responses is cut off, the token limit may hide what the policy can
+# do.
 TRUNCATED_ABOVE = 0.25
 
 

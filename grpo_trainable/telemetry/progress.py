@@ -8,8 +8,8 @@ _steps = 0
 def advance() -> None:
     """Count one finished step.
 
-    Examples of steps: sampling the next token of each response in a batch, scoring a response or
-    failing to, processing a microbatch, and writing a piece of a checkpoint file.
+    Examples of steps: sampling the next token of each response in a batch, scoring a response (or
+    failing to do so), processing a microbatch, and writing a piece of a checkpoint file.
     """
     global _steps
     _steps += 1

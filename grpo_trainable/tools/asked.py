@@ -1,4 +1,7 @@
-"""Record a command's settings in its output directory, which only the same command can continue."""
+"""Record a command's settings in its output directory.
+
+Only the same command can continue the work in this directory.
+"""
 
 from __future__ import annotations
 

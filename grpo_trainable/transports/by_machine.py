@@ -34,7 +34,7 @@ class NearAndFar:
 class ByMachineSender:
     """Publishes snapshots both in shared memory and in the object store.
 
-    A generator can therefore be replaced on any machine.
+    The replacement for a generator can therefore run on any machine.
     """
 
     def __init__(self, far_machines: int = 0) -> None:

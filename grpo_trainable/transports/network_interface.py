@@ -26,7 +26,8 @@ def let_gloo_use(address: str) -> None:
 def interface_of(address: str) -> str | None:
     """Return the interface with this IPv4 address, or None if no interface has it.
 
-    Also return None on systems other than Linux, where this function cannot look up addresses.
+    Also return None on systems other than Linux, because this function cannot look up addresses
+    there.
     """
     if sys.platform != "linux":
         return None

@@ -3,8 +3,8 @@
 This alpha feature is described at
 https://docs.ray.io/en/latest/ray-core/direct-transport.html. A snapshot is sent as one buffer. With
 `nixl` and `cuda_ipc`, a receiver fetches the buffer that the sender has prepared. With `gloo` and
-`nccl`, Ray sends the buffer within a collective group when the driver passes the result of the
-learner's method `staged` to a generator. If one side of a transfer fails, Ray ends both actors.
+`nccl`, the driver passes the result of the learner's method `staged` to a generator, and Ray then
+sends the buffer within a collective group. If one side of a transfer fails, Ray ends both actors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DirectWeights:
 class _Buffer:
     """Memory for one snapshot.
 
-    A buffer is registered with `nixl` only once, because registering takes longer than a copy.
+    A buffer is registered with `nixl` only once, because registering takes longer than copying.
     """
 
     def __init__(self, layout: Layout, device: torch.device, register: bool) -> None:

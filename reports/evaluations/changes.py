@@ -15,7 +15,7 @@ from reports.markup import visible
 # Sections of a config that say how the responses of a policy are sampled and scored.
 SECTIONS = ("task", "env", "rollout", "eval")
 # Settings in these sections that change neither a response to a prompt nor its reward. Files of
-# prompts may change the true answers, but these are compared directly.
+# prompts may change the true answers, but the answers are compared directly.
 NO_EFFECT = {
     *("task.train_file", "task.eval_file", "task.keywords_file", "task.keywords_per_prompt"),
     *("task.size", "task.max_error_rate", "task.strict"),
@@ -119,7 +119,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _under(key: str, files: Mapping[str, str]) -> dict[str, str]:
-    """Return the digests of the files that a setting names. The labels of a mix name none."""
+    """Return the digests of the files that a setting names. The labels of a mix name no files."""
     if key == _MIX:
         return {}
     return {name: digest for name, digest in files.items() if f"{name}/".startswith(f"{key}/")}
@@ -128,7 +128,7 @@ def _under(key: str, files: Mapping[str, str]) -> dict[str, str]:
 def _told(
     key: str, own: Any, other: Any, files: Mapping[str, str], before: Mapping[str, str]
 ) -> str:
-    """Return a setting with its two values, and say whether the files that they name are equal."""
+    """Return a setting with its two values, and say if the files that the values name are equal."""
     ours, theirs = _under(key, files), _under(key, before)
     of_files = ""
     if ours and theirs:
@@ -147,8 +147,8 @@ def _text(value: Any) -> str:
 def _other_answers(own: EvaluationRecord, other: EvaluationRecord) -> Iterable[str]:
     """Yield the number of shared prompts whose true answers differ.
 
-    A prompt that one evaluation repeats more often may have only some of its true answers in the
-    other.
+    If an evaluation repeats a prompt less often than the other one, it may have only some of the
+    prompt's true answers.
     """
     ours, theirs = _answers(own), _answers(other)
     shared = [(ours[text], theirs[text]) for text in ours.keys() & theirs.keys()]
@@ -161,7 +161,7 @@ def _answers(record: EvaluationRecord) -> dict[str, set[str]]:
     """Return the true answers of each prompt. A repeated prompt may have several."""
     found: dict[str, set[str]] = {}
     for own in record.generations:
-        # As read from a file: keys that are numbers become texts there.
+        # Make the answers like those read from a file, where keys that are numbers become texts.
         stored = json.loads(json.dumps(own.ground_truth))
         found.setdefault(own.prompt, set()).add(json.dumps(stored, sort_keys=True))
     return found

@@ -54,8 +54,8 @@ class Measure:
     def figure(self) -> Figure:
         """Return the mean and its interval.
 
-        The interval is Wilson's if all values are in [0, 1], else Student's. A single
-        value, or values that are all equal, have no Student interval.
+        The interval is Wilson's if all values are in [0, 1], else Student's. There is no Student
+        interval for a single value or for values that are all equal.
         """
         values = np.array(list(self.values.values()))
         if ((values >= 0) & (values <= 1)).all():

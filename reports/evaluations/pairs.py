@@ -25,7 +25,7 @@ class Difference:
     own: float  # mean over the shared prompts
     other: float  # mean over the shared prompts, for the other evaluation
     value: float  # this evaluation minus the other
-    low: float | None  # None with one prompt, or if the difference is the same in all prompts
+    low: float | None  # None with one prompt, or if the difference is the same for all prompts
     high: float | None
     prompts: int  # number of different prompts that both policies answered
 
@@ -54,7 +54,7 @@ class Difference:
 
 
 def differences(own: EvaluationRecord, other: EvaluationRecord) -> list[Difference]:
-    """Return `own` minus `other` for each measure of both; empty if the two share no prompt.
+    """Return `own` minus `other` for each measure that both have; empty if they share no prompt.
 
     Prompts are paired by their text. The difference is taken prompt by prompt, so the difficulty of
     a prompt cancels out. The interval is Student's over the prompts.

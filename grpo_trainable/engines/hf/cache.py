@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 
 def cache_argument(body: torch.nn.Module) -> str:
     """Return the name of the argument with which a model receives its cache."""
-    # Since version 5.24, most models of `transformers` call this argument `cache`.
+    # Since version 5.24 of `transformers`, most of its models call this argument `cache`.
     known = inspect.signature(body.forward).parameters
     return "cache" if "cache" in known else "past_key_values"
 

@@ -90,7 +90,7 @@ class HFEngine(LocalEngine):
 
     @torch.no_grad()
     def _refuse_other_caches(self, probe: Probe) -> None:
-        """Check that logits from a cache with padding equal the logits of one pass over all tokens.
+        """Check that a padded cache gives the same logits as one pass over all tokens.
 
         Raises:
             ValueError: The logits differ or cannot be computed. The message is one line.

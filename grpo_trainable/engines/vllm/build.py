@@ -142,8 +142,8 @@ def _cache_bytes(
     """Return the size of the KV cache, or None if vLLM has a whole GPU and measures its memory.
 
     On CPUs and on a fraction of a GPU, the cache has room for all rows of a call. On a fraction of
-    a GPU, it also has to fit into vLLM's share of the memory, beside the weights. vLLM would
-    measure wrongly there, because other actors take and release memory at the same time.
+    a GPU, it also has to fit into vLLM's share of the memory, beside the weights. vLLM's own
+    measurement would be wrong there, because other actors take and release memory at the same time.
 
     Raises:
         ValueError: The weights leave no room for a cache. The message is one line.

@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 @dataclass(kw_only=True)
 class _Row(RecordedRow):
-    """A response that vLLM samples, in one request to vLLM for each action."""
+    """A response that vLLM samples. Each action is a separate request to vLLM."""
 
     request: Request
     response: int  # index among the responses to its prompt
@@ -42,7 +42,7 @@ class _Row(RecordedRow):
 
     @property
     def action(self) -> list[int]:
-        """The tokens of the current action. Without an environment, it is the whole response."""
+        """The tokens of the current action. Without an environment, they are the whole response."""
         return self.ids[self.begin :]
 
 
@@ -132,7 +132,7 @@ class VLLMEngine:
 
     def _wake(self) -> None:
         if self._asleep:
-            torch.cuda.empty_cache()  # the memory that the learner has freed
+            torch.cuda.empty_cache()  # release the memory that the learner has freed
             self.llm.wake_up()
             self._asleep = False
 
@@ -249,7 +249,7 @@ class VLLMEngine:
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore
 
         request, limits = row.request, row.request.limits
-        # An action after the first continues a response, like a request with a state.
+        # Every action except the first continues a response, as a request with a state does.
         state = (row.response, row.begin) if row.begin else request.state
         return SamplingParams(
             temperature=limits.temperature,

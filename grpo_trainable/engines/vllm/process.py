@@ -33,8 +33,8 @@ UNLESS_SET = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-# Packages that vLLM's CPU build imports if installed. They may have been built for a different
-# torch version than vLLM needs.
+# Packages that vLLM's CPU build imports if installed. They may have been built for a torch version
+# other than the one that vLLM needs.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BACKEND = "grpo_trainable"  # our backend for vLLM's weight-transfer API
 # Every process that holds a part of the model looks this class up. The lookup registers BACKEND
@@ -68,7 +68,7 @@ def import_vllm(threads: int, device: str) -> None:
 
     Raises:
         ValueError: vLLM cannot be imported, sets a number of threads other than `threads`, or is
-            built for another kind of device than `device`, "cpu" or "cuda".
+            built for a kind of device other than `device` ("cpu" or "cuda").
     """
     os.environ.update(MUST)
     for name, value in UNLESS_SET.items():
@@ -96,7 +96,7 @@ def import_vllm(threads: int, device: str) -> None:
 
 
 def refuse_other_build(built_for: str, device: str) -> None:
-    """Refuse a build of vLLM that would not sample on `device`, "cpu" or "cuda".
+    """Refuse a build of vLLM that would not sample on `device` ("cpu" or "cuda").
 
     Args:
         built_for: Type of device that vLLM samples on, or "" for a GPU build that sees no GPU.
@@ -167,19 +167,20 @@ def llm_arguments(
         "trust_remote_code": False,
         "hf_overrides": dict(overrides),
         "generation_config": "vllm",  # ignore the sampling defaults of the directory
-        "logprobs_mode": "processed_logprobs",  # log-probs under which tokens are drawn
+        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled
         "max_model_len": longest,
         "max_num_seqs": rows,
         "max_num_batched_tokens": max(PREFILL_TOKENS, longest),
-        # On CPUs, processing a seeded prompt in parts fails: "CPU Generator does not use offset".
+        # On CPUs, vLLM cannot process a prompt in parts if the request has a seed: "CPU Generator
+        # does not use offset".
         "enable_chunked_prefill": False,
         "enable_prefix_caching": True,  # responses to a prompt share the prompt's cache
         "async_scheduling": False,  # otherwise, a step returns the previous step's token
         "disable_log_stats": True,
         "seed": 0,
         "tensor_parallel_size": workers,
-        # In a placement group of Ray, the default for several workers is Ray actors, for which the
-        # trial has reserved nothing.
+        # In a placement group of Ray, vLLM would by default run several workers as Ray actors, for
+        # which the trial has reserved nothing.
         "distributed_executor_backend": "uni" if workers == 1 else "mp",
         "worker_extension_cls": EXTENSION,
         "kv_cache_memory_bytes": cache_bytes,

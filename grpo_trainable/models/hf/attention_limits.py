@@ -21,7 +21,7 @@ LIMITS = ("sliding_window", "attention_chunk_size")
 
 
 def attention_limit(directory: Path) -> str | None:
-    """Return the attribute of a model's config that limits attention, or None if none does.
+    """Return the attribute of a model's config that limits attention, or None if there is none.
 
     `transformers` reads the config, because a config.json may leave out what has a default value.
 
@@ -40,7 +40,7 @@ def attention_limit(directory: Path) -> str | None:
 
 
 def limit_in(config: PreTrainedConfig) -> str | None:
-    """Return `attribute: value` of the attribute that limits attention, or None if none does.
+    """Return `attribute: value` of the attribute that limits attention, or None if there is none.
 
     Architectures use different names for the list with the kind of each layer, such as
     `layer_types`, `layers_block_type` and `attention_layers`. All of these names contain "layer".

@@ -56,7 +56,7 @@ class ChatTemplate:
             arguments: Values of further variables in the template, by name.
 
         Raises:
-            ValueError: The template does not use an argument. The message is one line.
+            ValueError: The template ignores one of the arguments. The message is one line.
         """
         for name in arguments:
             if not re.search(rf"\b{re.escape(name)}\b", template):
@@ -190,9 +190,9 @@ class ChatTemplate:
     def _begins(self, messages: Messages, whole: str) -> bool:
         """Return True if the longer text `whole` begins with the text of this conversation.
 
-        Some templates end a conversation differently if nothing follows, and some begin a response
-        differently from the messages that the model wrote before. So the conversation is rendered
-        both with and without the beginning of a response. One of the two texts has to match.
+        Some templates end a conversation differently if nothing follows, and some begin a new
+        response differently from the model's earlier messages. So the conversation is rendered both
+        with and without the beginning of a response. One of the two texts has to match.
         """
         renderings = (self._rendered(messages, begins_response=begins) for begins in (True, False))
         return any(map(whole.startswith, renderings))
@@ -222,7 +222,7 @@ class ChatTemplate:
         return self._tokenizer.encode(text) if text else []
 
     def _separable(self, text: str) -> bool:
-        """Return True if encoding `text` piece by piece equals encoding it as a whole."""
+        """Return True if encoding `text` piece by piece gives the same ids as encoding it whole."""
         nothing = re.compile("(?!)()")
         parts = self._by_parts(text, nothing, stray="(?!)")
         return parts == self._tokenizer.encode_rendered(text)
@@ -276,17 +276,18 @@ def _unused_characters(text: str) -> tuple[str, str]:
 def chat_template(
     named: str, path: str | None, tokenizer: Tokenizer, arguments: str | None = None
 ) -> ChatTemplate | None:
-    """Return the template that `model.chat_template` names, or None if it is off.
+    """Return the template that `model.chat_template` names, or None if the setting is off.
 
     Args:
-        named: "off", "on" for the template of the model in `path`, or the path of a template file.
+        named: "off"; "on", which means the template of the model in `path`; or the path of a
+            template file.
         path: Directory or hub id of the model. None means the shipped policy.
         tokenizer: Tokenizer of the model.
         arguments: `model.template_args`, a JSON object of arguments of the template.
 
     Raises:
         ValueError: A library is missing, the model has no template, the file cannot be read, or the
-            template does not use an argument. The message is one line.
+            template ignores one of the arguments. The message is one line.
     """
     if named == "off":
         return None

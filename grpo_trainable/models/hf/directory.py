@@ -39,7 +39,8 @@ def read_shape(directory: Path) -> PolicyShape:
     """Read the length of the context, the size of the vocabulary and the numbers of heads.
 
     Raises:
-        ValueError: config.json lacks one of the first two. The message is one line.
+        ValueError: config.json lacks the length of the context or the size of the vocabulary. The
+            message is one line.
     """
     config = text_config(directory)
     length = context_length(config)

@@ -37,7 +37,7 @@ def local_directory(path: str, *, weights: bool = True) -> Path:
 
     Args:
         path: A directory or a hub id.
-        weights: False downloads only the small files.
+        weights: If False, only the small files are downloaded.
 
     Raises:
         NotOnTheHub: `path` is not a directory, and the hub cannot be reached or has no such model.

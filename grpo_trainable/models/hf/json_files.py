@@ -76,7 +76,7 @@ def downloaded(hub_id: str) -> Path | None:
 
     try:
         return Path(snapshot_download(hub_id, local_files_only=True))
-    except (OSError, ValueError):  # it is not here, or the name is invalid
+    except (OSError, ValueError):  # there is no download, or the name is invalid
         return None
 
 
@@ -107,12 +107,12 @@ def has_chat_template(directory: Path) -> bool:
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Return the maximum context length of a config.json, in tokens, or None if it has none."""
+    """Return the maximum context length in a config.json, in tokens, or None if it states none."""
     return next((config[name] for name in CONTEXT_LENGTH if is_count(config.get(name))), None)
 
 
 def packs(config: Mapping[str, Any]) -> bool:
-    """Return True if tests show that a model with this config.json computes the same when packed.
+    """Return True if tests show that packing changes no result of a model with this config.json.
 
     Two conditions are necessary: every layer attends to all earlier tokens, and the rotation of a
     token depends only on the token's position.

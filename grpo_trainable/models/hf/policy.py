@@ -144,7 +144,7 @@ class HFPolicy(Policy):
 
     @torch.no_grad()
     def _refuse_other_heads(self) -> None:
-        """Compare the model's own logits with hidden states times head.
+        """Compare the model's own logits with the product of hidden states and head.
 
         Some architectures scale or cap their logits, or add a bias. Engines and scoring
         multiply hidden states by the head themselves, so their logits would differ from those of

@@ -29,7 +29,8 @@ from grpo_trainable.tasks.reward_function import Responses, RewardFunction
 from grpo_trainable.tasks.task import RewardError, Score
 
 CACHED = 100_000  # maximum number of answers that a process keeps
-# Once the endpoint has left this many questions of a batch unanswered, the others are not asked.
+# Once the endpoint has left this many questions of a batch unanswered, the remaining ones are not
+# asked.
 MAX_UNANSWERED = 10
 # After this share of the time limit, no call waits any longer. At the limit itself, the process
 # would be killed, and the scores of the other responses would be lost.
@@ -274,7 +275,7 @@ def judge_reward(path: str) -> RewardFunction:
 
 
 def check_judge(path: str) -> None:
-    """Check the file of a judge, the API key and the endpoint by asking one question.
+    """Check a judge's file, API key and endpoint by asking one question.
 
     Raises:
         ConfigError: The judge cannot be used. The message is one line.

@@ -56,7 +56,7 @@ class Run:
         (self.out / ASKED).unlink()
         shutil.rmtree(self.out / TENSORBOARD, ignore_errors=True)
         for directory in (self.out / CHECKPOINTS, self.out):
-            with suppress(OSError):  # it is missing or not empty
+            with suppress(OSError):  # the directory is missing or not empty
                 directory.rmdir()
 
     @property
@@ -65,7 +65,7 @@ class Run:
         return self.out / MODEL
 
     def newest_checkpoint(self) -> Path | None:
-        """Return the newest complete checkpoint from which steps remain, or None.
+        """Return the newest complete checkpoint after which steps remain, or None.
 
         A checkpoint that a killed process left incomplete is removed. From a checkpoint of the last
         step, transformers would take one step too many, so an earlier checkpoint is returned.

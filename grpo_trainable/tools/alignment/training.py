@@ -106,7 +106,7 @@ def _drops_template(run: Run) -> bool:
 
 
 def notes_on_data(run: Run, trainer: Any) -> list[str]:
-    """Return notes about unused columns, shared rows, the chat template, and too long rows."""
+    """Return notes about unused columns, shared rows, the chat template, and overlong rows."""
     unused = dict.fromkeys([*run.train.unused, *run.held_out.unused])
     notes = [f"columns that are not used: {', '.join(unused)}"] if unused else []
     trained = {json.dumps(row) for row in run.train.rows}
@@ -184,7 +184,7 @@ class Watch(TrainerCallback):
         control: TrainerControl,
         **others: Any,
     ) -> None:
-        """Record that the callbacks before this one, which are those of trackers, have started."""
+        """Record that the trackers' callbacks, which come before this one, have started."""
         self.has_begun = True
         self.began()
 

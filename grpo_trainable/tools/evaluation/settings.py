@@ -142,7 +142,7 @@ def must_name(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def assignment(key: str, value: Any) -> str:
-    """Return the text that gives a setting this value, for the option `--set`."""
+    """Return the text after the option `--set` that gives a setting this value."""
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 

@@ -5,9 +5,9 @@ The first documents are all correct and teach the policy to calculate. Only some
 documents have a right calculation. In the others, one step is wrong by 1 or by 10. Only some of the
 later documents mark the answer as the reward requires. The recipe sets both shares
 (`careful_share` and `format_share`). These shares determine the policy that GRPO starts from: the
-policy can calculate, but does not always do so. All documents have about the same length, so longer
-or shorter responses earn no more reward. No training document and no training prompt contains a
-problem for evaluations or its calculation.
+policy can calculate, but does not always do so. All documents have about the same length, so
+neither longer nor shorter responses earn more reward. No training document and no training prompt
+contains a problem for evaluations or the calculation of such a problem.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A sentence of a scene, and the sign of the operation (None if it describes no operation)."""
+    """A sentence of a scene, and the sign of the operation (None without an operation)."""
 
     text: str
     sign: str | None

@@ -48,8 +48,8 @@ HELD_OUT_SOURCE = (
 def story_corpus(recipe: StoryRecipe) -> Corpus:
     """Generate the story corpus."""
     documents, held_out = story_documents(recipe)
-    # Prompts contain every noun equally often. With many prompts and few stories, more nouns become
-    # a single token, and a single token is easier to copy.
+    # Prompts contain every noun equally often. With many prompts and few stories, more of the nouns
+    # become single tokens, and a single token is easier to copy.
     texts = [d.prompt for d in documents[:TOKENIZER_PROMPTS]]
     texts += [d.response for d in documents[:TOKENIZER_STORIES]]
     return Corpus(

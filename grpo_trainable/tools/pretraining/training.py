@@ -66,7 +66,7 @@ def learning_rate(step: int, recipe: Recipe) -> float:
 def token_losses(model: TransformerLM, input_ids: Tensor, targets: Tensor) -> Tensor:
     """Return the negative log-likelihood of every response token, as a flat tensor.
 
-    The policy's head is computed only for response tokens.
+    The policy's head is evaluated only for response tokens.
     """
     mask = targets != NO_LOSS
     logits = F.linear(model.hidden_states(input_ids)[mask], model.head_weight)

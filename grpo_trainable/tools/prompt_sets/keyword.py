@@ -59,8 +59,8 @@ def is_held_out_word(word: str) -> bool:
 def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iterator[Item]:
     """Yield the first `wanted` prompts, in passes over the words.
 
-    Each pass has a different order. The words of a prompt are all training words or all held-out
-    words.
+    Each pass goes through the words in a different order. The words of a prompt are all training
+    words or all held-out words.
 
     Raises:
         ValueError: If neither the training words nor the held-out words are enough for one prompt.

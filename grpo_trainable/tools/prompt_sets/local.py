@@ -82,7 +82,7 @@ class LocalWriter:
         ]
 
     def close(self) -> None:
-        """No resources to release."""
+        """Do nothing: there are no resources to release."""
 
     def _encode(self, item: Item) -> list[int]:
         if self._chat is None:

@@ -137,7 +137,7 @@ class PromptSet:
         return made
 
     def _read(self) -> dict[int, str | None]:
-        """Read the finished items. A torn last line, left by a killed process, is removed."""
+        """Read the finished items. Remove a partial last line that a killed process left."""
         file = self._directory / WRITTEN
         content = file.read_bytes() if file.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
