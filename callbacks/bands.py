@@ -88,7 +88,7 @@ def _margin(row: Row) -> float:
 
 
 def _answers_once(config: GRPOConfig) -> bool:
-    """Return True unless responses are episodes, which may change completely in training."""
+    """Return False if responses are episodes, because episodes may change completely."""
     return config.task.name != CONTROL and not config.env.plays
 
 

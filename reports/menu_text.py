@@ -92,8 +92,8 @@ def menu_or_reason(
         return None, f"To see {which}: {shlex.join(parts)}"
     parts += ["--max-seeds", str(max(seeds, MAX_SEEDS))]
     return None, (
-        f"To see {which}, give the maximum number of seeds, as you chose it before you first looked "
-        f"at the results, for example: {shlex.join(parts)}"
+        f"To see {which}, give the maximum number of seeds, as you chose it before you first saw "
+        f"results, for example: {shlex.join(parts)}"
     )
 
 

@@ -439,7 +439,7 @@ class Comparison:
         if before != after:
             over += f" before training and over {prompts(after)} at the latest evaluation"
             error += f" before training and {at_most(after)} at the latest evaluation"
-        medians = ", and can differ from the differences of these medians"
+        medians = ", and may not equal one of these medians minus another"
         paired = (
             "Differences between arms are computed for each seed and prompt, so they are more "
             f"precise{medians if self.seeds > 1 else ''}. "

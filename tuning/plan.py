@@ -159,7 +159,8 @@ class Plan:
             self._refuse_state_of_others()  # before any Python file that the state names is loaded
             self._unchanged = self._files_to_compare()
         self.preset = self._preset()
-        # The text that names the space, and the SHA-256 of its file (None if the space ships).
+        # The text that names the space, and the SHA-256 of its file (None if the space ships with
+        # the package).
         self.space_source, self.space_digest = self._space_source()
         self.space = self._space()
         if not self.name:

@@ -114,9 +114,9 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
 
     In synchronous mode, Tune compares the trials when all have reached `_next_perturbation_sync`.
     Until then, Tune pauses each trial that has reached this point. A restored experiment has a new
-    scheduler, whose first comparison may lie far behind the trials. Tune's class would then compare
-    trials at different rounds, choose a next comparison that all trials have already reached, and
-    never continue any of them.
+    scheduler, and the trials may be far past the round of its first comparison. Tune's class would
+    then compare trials at different rounds, choose a next comparison that all trials have already
+    reached, and never continue any of them.
     """
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:

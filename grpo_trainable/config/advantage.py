@@ -98,8 +98,8 @@ class VineSettings(Settings):
     )
     chunk_tokens: int = integer(
         16,
-        "Number of tokens between two states, or the minimum number with states=sentences. All "
-        "tokens between two consecutive states share one advantage.",
+        "Number of tokens between two consecutive states. With states=sentences, it is the minimum "
+        "number. All tokens between two consecutive states share one advantage.",
         minimum=1,
         read_if=_VINE,
     )

@@ -31,8 +31,8 @@ class BufferSettings(Settings):
     )
     max_age: int | None = integer(
         None,
-        "Maximum number of rounds by which a group may be behind the learner each time it is "
-        "trained on. `none` means lag + buffer_capacity − 1.",
+        "Maximum number of rounds by which a group may be behind the learner whenever the group is "
+        "used in training. `none` means lag + buffer_capacity − 1.",
         minimum=0,
         read_if=REPLAY,
     )

@@ -210,8 +210,8 @@ class CodeSettings(PromptFileSettings):
     )
     partial_credit: bool = flag(
         False,
-        "Reward a program that fails some of its tests with the share of the tests that it passes. "
-        "Without partial credit, only a program that passes all of its tests is rewarded.",
+        "If a program fails some of its tests, reward it with the share of the tests that it "
+        "passes. Without partial credit, only a program that passes all of its tests is rewarded.",
         read_if=(_CODE, none_given("task.reward")),
     )
 

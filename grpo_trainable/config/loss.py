@@ -134,10 +134,11 @@ class LossSettings(Settings):
             *("group_mean_batch_std", "maxrl", "zero", "gae", "vine", "group_to_go"),
         ),
         "Rule that turns rewards into advantages, or your own function. `none` uses the reward "
-        "itself. `zero` ignores rewards, so only loss.teacher has an effect. `gae` computes an "
-        "advantage for each token with a critic, and `vine` with completions sampled from points "
-        "in the response. `group_to_go` computes an advantage for each step of an episode, from "
-        "the rewards that the episodes of the group earn from that step on.",
+        "itself. `zero` ignores rewards, so only loss.teacher has an effect. `gae` and "
+        "`vine` compute an advantage for each token: `gae` uses a critic, and `vine` uses "
+        "completions that are sampled from points in the response. `group_to_go` computes an "
+        "advantage for each step of an episode, from the rewards that the episodes of the group "
+        "earn from that step on.",
         what="function",
         advice=PUBLISHED,
         default_by=by_task(control="group_to_go"),
@@ -159,7 +160,7 @@ class LossSettings(Settings):
     advantage_eps: float = number(
         1e-8,
         "Number added to the divisor in the advantage. The divisor is the standard deviation of "
-        "the rewards, or their mean with maxrl. Your own advantage function receives this number "
+        "the rewards, or, with maxrl, their mean. Your own advantage function receives this number "
         "too.",
         above=0,
         read_if=_DIVIDED,
@@ -325,7 +326,7 @@ class LossSettings(Settings):
     kl_gain: float = number(
         0.1,
         "Gain of the controller that steers the KL to loss.kl_target. In each round, β changes by "
-        "at most a fraction kl_gain / 5 of its value.",
+        "at most β × kl_gain / 5.",
         above=0,
         maximum=1,
         read_if=given("loss.kl_target"),
@@ -352,7 +353,7 @@ class LossSettings(Settings):
         "Number of responses of each round, drawn at random, on which the KL and the reference NLL "
         "are measured. The metrics include standard errors. `all` measures every response. If "
         "loss.kl_coef or callbacks.kl_stop is set, every response is measured, because these "
-        "settings act on the KL. The number is rounded up to a multiple of "
+        "settings use the KL. The number is rounded up to a multiple of "
         "resources.num_learners.",
         minimum=2,
         read_if=(is_true("loss.kl_monitor"), zero("loss.kl_coef"), none_given("callbacks.kl_stop")),

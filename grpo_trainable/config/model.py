@@ -118,7 +118,7 @@ class ModelSettings(Settings):
     )
     dtype: str = choice(
         ("float32", "bfloat16"),
-        "Precision in which the body of the model is stored and computed. The optimizer always "
+        "Precision of the weights and computations in the body of the model. The optimizer always "
         "keeps float32 weights and moments.",
         read_if=_HUGGING_FACE,
         also_called=(
@@ -142,7 +142,7 @@ class ModelSettings(Settings):
         "Precision in which the engines torch and vllm sample. `bfloat16` stores and multiplies "
         "the policy's matrices in bfloat16 (with vllm, also its states and its KV cache), so "
         "rounding makes log-probs differ from the learner's. "
-        "A model with model.dtype=bfloat16 samples in bfloat16 in any case.",
+        "A model with model.dtype=bfloat16 always samples in bfloat16.",
         read_if=OF_TEXT,
     )
     gradient_checkpointing: bool = flag(
@@ -155,10 +155,10 @@ class ModelSettings(Settings):
     )
     packing: bool = flag(
         True,
-        "Pack rows in the learner: compute each prompt once for all responses of its group, and "
+        "Pack rows in the learner: process each prompt once for all responses of its group, and "
         "skip padding. Log-probs and gradients differ only by rounding. The model has to support "
-        "packing. The default is `false` if the learner runs on a GPU, and for kinds of Hugging "
-        "Face models with which packing is not tested.",
+        "packing. The default is `false` for a learner on a GPU and for kinds of Hugging Face "
+        "models that have not been tested with packing.",
         read_if=OF_TEXT,
         harmless=(False,),
         default_by=(

@@ -81,8 +81,8 @@ class ResourceSettings(Settings):
     elastic: bool = flag(
         False,
         "Continue with the other learners when a learner is lost. This works only for learners on "
-        "CPUs, and only if the lost learner is not the first. Otherwise, the loss of a learner "
-        "makes the trial fail and continue from its checkpoint.",
+        "CPUs, and only if the lost learner is not the first. Otherwise, if a learner is "
+        "lost, the trial fails and then restarts from its checkpoint.",
         read_if=(
             DISAGGREGATED,
             _SEVERAL_LEARNERS,
@@ -110,10 +110,10 @@ class ResourceSettings(Settings):
     worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.", read_if=COLOCATED)
     vllm_memory_share: float | None = number(
         None,
-        "Share of the memory of each of its GPUs that vLLM takes for weights, activations and KV "
-        "cache. Arriving weights, a reference and a colocated learner need memory beside it. "
-        "`none` means 0.8, or 0.4 with placement=colocated, times the share of the GPU that the "
-        "actor reserves.",
+        "Share of each GPU's memory that vLLM takes for weights, activations and KV cache. "
+        "Arriving weights, a reference and a colocated learner need memory outside this share. "
+        "`none` means 0.8 times the share of the GPU that the actor reserves, or 0.4 times that "
+        "share with placement=colocated.",
         above=0,
         maximum=1,
         read_if=(one_of("engine", "vllm"), _SAMPLES_ON_GPU),
@@ -125,14 +125,14 @@ class ResourceSettings(Settings):
     spread: str = choice(
         ("pack", "spread", "one_node_learners"),
         "Placement of a trial's actors on the nodes of a cluster. `pack` uses as few nodes as "
-        "possible. `spread` uses as many nodes as possible, so the loss of a node loses few "
+        "possible. `spread` uses as many nodes as possible, so that losing a node costs few "
         "actors. `one_node_learners` puts all learners on one node, so gradients never leave that "
         "node, and puts generators on any node that has room.",
         read_if=DISAGGREGATED,
     )
     reward_workers: int = integer(
         1,
-        "Number of processes that score responses, per generator.",
+        "Number of processes that score the responses of each generator.",
         minimum=1,
         read_if=(SCORED_APART, NOT_PLAYED),
     )

@@ -155,8 +155,8 @@ class RolloutSettings(Settings):
         "Treatment of prompts that hold up a round while the limit `lag` keeps a generator idle: "
         "wait for their responses (wait), discard the incomplete responses and train on other "
         "prompts (drop), or discard them and sample the prompts again later (requeue). "
-        "Responses are discarded only after the idle generator has sampled two chunks that began "
-        "after them. A round waits for every prompt that is sampled again.",
+        "Responses are discarded only if the idle generator has already sampled two chunks that "
+        "began later than these responses. A round waits for every prompt that is sampled again.",
         read_if=(
             at_least("lag", 1),
             one_of("lag_mode", "bounded"),
@@ -175,9 +175,9 @@ class RolloutSettings(Settings):
     )
     overlong_buffer: int | None = integer(
         None,
-        "Number of tokens just before the limit max_new_tokens. With `penalty`, the penalty grows "
-        "from 0 to its full value over these tokens. With `interrupt`, the inserted text and the "
-        "answer share these tokens. `none` means a fifth of max_new_tokens.",
+        "Length, in tokens, of the range just before the limit max_new_tokens. With `penalty`, the "
+        "penalty grows from 0 to its full value over these tokens. With `interrupt`, the inserted "
+        "text and the answer share these tokens. `none` means a fifth of max_new_tokens.",
         minimum=1,
         read_if=one_of("rollout.overlong", "penalty", "interrupt"),
         of_training=True,

@@ -119,7 +119,7 @@ class TrialSettings(Settings):
         "Meaning of `lag`. With `bounded`, generators run ahead of the learner, and a group is at "
         "most `lag` rounds behind. With `exact`, sampling and training take turns, and every group "
         "waits until it is exactly `lag` rounds behind. The first `lag` rounds train on groups "
-        "that the initial weights sampled.",
+        "that were sampled with the initial weights.",
     )
     weight_update: str = choice(
         ("between_batches", "interrupt_recompute", "in_flight"),

@@ -132,7 +132,7 @@ class CommonTaskSettings(Settings):
     reward_deadline_s: float = number(
         10.0,
         "Maximum number of seconds for scoring one response in a separate process. A function that "
-        "scores the responses to a prompt together has this much time for each response. With "
+        "scores all responses to a prompt in one call has this much time for each response. With "
         "task.name=code, a program may use a third of this time as CPU time.",
         above=0,
         read_if=(NOT_PLAYED, SCORED_APART),
@@ -149,7 +149,7 @@ class CommonTaskSettings(Settings):
         "Weights of the parts of the reward, as JSON. The reward is the weighted sum of the parts. "
         "Built-in rewards have the parts `format` and `answer`, your own reward has the parts that "
         "it returns, a list of rewards has one part for each reward, and a judge has one part for "
-        "each criterion. `none`: the reward that the task or function returns.",
+        "each criterion. `none` uses the reward that the task or function returns.",
         expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
         valid=_are_weights,
     )

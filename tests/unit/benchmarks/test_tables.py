@@ -107,7 +107,7 @@ NOT_MEASURED = {
             "capacities 4 and 8",
             "weight of at most 2.",
             "medians of 3)",
-            "× 4\nresponses × 96)",
+            "× 4\nresponses × 96 rollout batches)",
         ),
         *("learning rate is 2e-4", "[3e-4 ", "one-sided 95 % bounds", "a margin of 0.03"),
     ],
