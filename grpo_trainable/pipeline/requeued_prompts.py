@@ -1,4 +1,4 @@
-"""Assign examples to prompts, so that examples that were given up are sampled again."""
+"""Choose the example of each prompt: first, examples of prompts that were given up."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def parts_for(layout: Layout) -> int:
 
 @lru_cache(maxsize=64)
 def pieces_of_parts(layout: Layout, count: int) -> tuple[tuple[Piece, ...], ...]:
-    """Return the pieces of each of `count` parts, in the order of the buffer."""
+    """Split the buffer into `count` parts, and return the pieces of each part in buffer order."""
     size = max(1, -(-layout.size // count))
     parts: list[list[Piece]] = [[] for _ in range(count)]
     for place in layout.places:

@@ -151,7 +151,7 @@ def majority_at(correct: int, others: Sequence[int], silent: int, k: int) -> flo
         correct: Number of samples with the correct answer, in any spelling.
         others: Number of samples with each of the other answers.
         silent: Number of samples without an answer, which have no vote.
-        k: Number of samples in a choice.
+        k: Number of samples that vote.
     """
     return _majority_at(correct, tuple(sorted(others)), silent, k)
 

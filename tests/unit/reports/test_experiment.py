@@ -724,10 +724,11 @@ def test_the_band_of_a_sampled_metric_is_two_standard_errors_beyond_every_seed(e
     assert points[0] == Point(1, 4.0, 2.0, 5.0)
     assert _sampled(arms) == (
         " The figures are measured on 16 responses of each round, drawn at random, so its band "
-        "reaches 2 standard errors further."
+        "reaches 2 standard errors further. These errors do not cover the choice of the round's "
+        "prompts and responses."
     )
     one = {arm: trials[:1] for arm, trials in arms.items()}
-    assert _sampled(one).endswith("so its band reaches 2 standard errors to either side.")
+    assert "so its band reaches 2 standard errors to either side." in _sampled(one)
 
 
 def test_a_trial_that_measured_all_responses_has_no_remark_on_a_sample(experiment):
