@@ -131,7 +131,7 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
 
 
 def seconds_a_round(args: argparse.Namespace, storage: Path, options: Sequence[str]) -> float:
-    """Return the median seconds that a round of `a` takes, including the reward process."""
+    """Return the median seconds of a round of `a`, which include the work of the reward process."""
     task = f"task.reward={reward(storage, 'plain', 0.0)}"
     rows = run_trial("colocated_k1", seed=args.seed, options=["--set", task, *options])
     return statistics.median(row["time/step_s"] - row["time/eval_s"] for row in rows[1:])
@@ -235,7 +235,7 @@ def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[
     """Run every arm of the space. Return the arms' marks, and how disturbed their rounds were.
 
     Args:
-        loaded: arms during which another process keeps a core busy.
+        loaded: arms that run while another process keeps a core busy.
         rounds: rounds of every trial.
         seed: seed of the trials.
     """
@@ -246,7 +246,7 @@ def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[
             *("--set", "eval.prompts=16", "--set", "eval.samples=1"),
             *("--name", "disturbed", "--storage", storage),
         ]
-        load = Load()  # switched off at the latest when the last trial ends
+        load = Load()  # the load is switched off when the last trial ends, if not before
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as job:
             assert job.stdout is not None
             printed = []

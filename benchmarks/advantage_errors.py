@@ -1,8 +1,8 @@
 """Compare estimates of the advantage with its true value, on policies that PPO has trained.
 
 The segments are the parts into which `vine.chunk_tokens` divides a response. The advantage A of a
-segment is V(state after the segment) − V(state before it), where V is the expected reward. Many
-completions of each state (`TRUTH`) give the true V. The estimates are:
+segment is V(state after the segment) − V(state before it), where V is the expected reward. The true
+V is computed from many completions (`TRUTH`) of each state. The estimates are:
 
   zero             0, whose mean squared error is the mean of A²
   return           the reward of the response
@@ -58,12 +58,12 @@ KS = (4, 9)  # completions per state of VinePPO; 9 is the number in the paper
 
 @dataclass(frozen=True)
 class Segments:
-    """The segments of all responses, one number each, (N,)."""
+    """The N segments of all responses. Each field is (N,), with one value per segment."""
 
     prompt: Tensor  # true value of the prompt
     before: Tensor  # true value of the state before the segment
     after: Tensor  # true value of the state after it; the reward after the last segment
-    is_first: Tensor  # bool; the state before the segment is the prompt
+    is_first: Tensor  # bool; True if the state before the segment is the prompt
     is_last: Tensor  # bool
     critic_before: Tensor  # the critic's value of the state before the segment
     critic_after: Tensor  # the same after the segment; the reward after the last segment
@@ -116,7 +116,7 @@ def errors(own: Segments, *, truth: int, group_size: int) -> dict[str, dict[str,
     def squared(bias: Tensor, *, before: float, after: float = 0.0, prompt: float = 0.0) -> Tensor:
         """Return bias² without the part that comes from the noise of the true values.
 
-        The other arguments are the factors of the true values in the bias.
+        The other arguments are the factors by which the bias multiplies the true values.
         """
         at_first = torch.where(own.is_first, (before + prompt) ** 2, before**2)
         # For the first segment, the prompt is the state before the segment.
@@ -124,7 +124,7 @@ def errors(own: Segments, *, truth: int, group_size: int) -> dict[str, dict[str,
         noise = at_first * of_before + prompt**2 * at_prompt + after**2 * of_after
         return bias**2 - noise / truth
 
-    others = (group_size - 1) / group_size  # share of the other responses in the mean of the group
+    others = (group_size - 1) / group_size  # the other responses' share in the group's mean
     of_group = own.before - own.after / group_size - others * own.prompt
     error_after = own.critic_after - own.after
     error_before = own.critic_before - own.before

@@ -17,10 +17,10 @@ Campaigns:
   smollm2  does a real model learn as much here as in TRL: each slice trains SmolLM2-135M-Instruct
           with one seed, here or in TRL's environment
 
-The results are rewards at equal samples, so other work may run at the same time. Each campaign has
-one JSON file, which lists the planned slices and holds the finished ones. After an interruption,
-the same command continues. At most one slice is lost. If the commit has not changed, the finished
-trials of that slice are kept, except in smollm2.
+The results are rewards after equal numbers of samples, so other work may run at the same time. Each
+campaign has one JSON file, which lists the planned slices and holds the finished ones. After an
+interruption, the same command continues. At most one slice is lost. If the commit has not changed,
+the finished trials of that slice are kept, except in smollm2.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class WithCurves(Slice):
 
 @dataclass(frozen=True)
 class BesideRLlib(WithCurves):
-    """A slice that also trains RLlib's PPO, for as many steps as its longest trial takes."""
+    """A slice that also trains RLlib's PPO, for as many steps as the longest of its own trials."""
 
     environment: str = ""  # a key of `control.TRAINING`
 
@@ -168,7 +168,8 @@ CONTROL = {
     "--set rollout.max_new_tokens=25 --set loss.gamma=0.95",
 }
 CONTROL_TRIALS = f"{TOGETHER} --set task.name=control --set eval.prompts=32"
-# Game -> options for the campaign `games`: all its held-out prompts, and the episodes of each.
+# Game -> options for the campaign `games`: the number of all held-out prompts of the game, and the
+# number of episodes for each prompt.
 GAMES = {
     "guess": "--set eval.prompts=10 --set eval.samples=64",
     "calculator": "--set eval.prompts=64 --set eval.samples=8",
@@ -282,7 +283,7 @@ def main() -> None:
 
 
 def to_run(name: str, only: str | None) -> list[Slice | RealModel]:
-    """Return the slices of a campaign that are not finished, or the slice `only`."""
+    """Return the unfinished slices of a campaign, or the slice that `only` names."""
     if only is not None:
         return [own for own in CAMPAIGNS[name] if own.name == only]
     done = measurements(read(file_of(name)))
@@ -314,7 +315,7 @@ def progress(name: str) -> str:
 
 
 def draw_atlas(slices: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draw each objective's change of held-out reward at each lag, with its interval."""
+    """Plot each objective's change in held-out reward at each lag, with the change's interval."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -328,7 +329,7 @@ def draw_atlas(slices: Mapping[str, Mapping[str, Any]]) -> None:
         axes.axvspan(-MARGIN, 0, color=theme.text, alpha=0.12, linewidth=0)
         arms = [arm for own in slices.values() for arm in own["menu"]["arms"].values()]
         changes = [arm["difference"] for arm in arms if arm["difference"] is not None]
-        # One objective with a wide interval must not squeeze all others.
+        # One objective with a wide interval must not squeeze the intervals of all others.
         axes.set_xlim(min(changes) - 0.1, max(changes) + 0.2)
         for row, (objective, own) in enumerate(slices.items()):
             for i, lag in enumerate(lags):

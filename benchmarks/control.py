@@ -57,7 +57,7 @@ def make(name: str) -> gymnasium.Env:
 
 
 def of_trial(trial: TrialRecord) -> list[tuple[float, float]]:
-    """Return the curve of a trial of this package. An action is an environment step."""
+    """Return the curve of a trial of this package. Each action counts as one environment step."""
     steps, at = 0.0, {0: 0.0}
     trained = 0.0
     for row in trial.rows:

@@ -206,7 +206,7 @@ def answers(responses: Responses) -> dict[str, float]:
 
 
 def causes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """Divide the rise into the parts due to the format and to right answers within the format.
+    """Divide the rise into a part due to the format and a part due to right answers in it.
 
     Each change is multiplied by the mean of the other quantity, so the two parts add up to the
     rise.

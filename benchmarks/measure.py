@@ -320,7 +320,7 @@ def checked(measurement: dict[str, Any]) -> dict[str, Any]:
 
 
 def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return name -> measurement. A result that is a single measurement has the name ""."""
+    """Return a dictionary name -> measurement. For a single measurement, the name is ""."""
     if "command" in result:
         return {"": result}
     return {name: part for name, part in result.items() if isinstance(part, dict)}

@@ -71,7 +71,7 @@ def summarise(
 
 
 def _by_step(files: Sequence[TrialFiles], name: str) -> list[float | None]:
-    """For each gradient step of a round, return a figure's median over rounds and then seeds."""
+    """For each gradient step of a round, return a figure's median over rounds, then over seeds."""
     steps = sorted({step for read in files for step in read.steps})
     return [
         median([getattr(read.steps[step], name) for read in files if step in read.steps])

@@ -13,8 +13,8 @@ The contests are
   of transformers, as its trainer does; our side also scores the responses);
 - `step`: one gradient step per batch;
 - `k4`: four gradient steps per batch;
-- `kl`: one gradient step per batch, with a KL coefficient of 0.04 in the loss, which needs a
-  reference.
+- `kl`: one gradient step per batch, with a KL coefficient of 0.04 in the loss, so that
+  a reference is needed.
 
 For each contest and each number of threads, both programs start once, warm up, and then take turns.
 The order alternates from repeat to repeat. If other processes took more than a tenth of the machine

@@ -63,9 +63,9 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
             sync = times if label == CALIBRATION else sync
             assert sync is not None
             own = times if times.hop_s else replace(times, hop_s=sync.hop_s)
-            # Calls that load weights before the first round are not in the trace. The synchronous
-            # run has times for all kinds of calls that this run lacks, including the calls of a
-            # colocated worker.
+            # Calls that load weights before the first round are not in the trace. If this run lacks
+            # times for a kind of call, including the calls of a colocated worker, the synchronous
+            # run has them.
             own = replace(own, calls={**sync.calls, **own.calls})
             simulated = {
                 "own": simulated_wall_clock(config, own),  # an update's time contains all passes

@@ -101,7 +101,7 @@ def start(words: list[str], tree: Path) -> float:
 
 
 def least_job(name: str, storage: str) -> None:
-    """Run one trial with a colocated trial's resource bundles until the process is interrupted.
+    """Until interrupted, run one trial that has the resource bundles of a colocated trial.
 
     The only actor of the trial imports torch and computes nothing.
     """

@@ -307,7 +307,7 @@ def equals_uninterrupted(experiment: Experiment) -> bool | None:
     """Compare the rows and the last checkpoint with those of an uninterrupted run, bit for bit.
 
     Returns:
-        True if they are equal, or None for an asynchronous arm, which makes no such promise.
+        True if they are equal, or None for an asynchronous arm, for which this is not promised.
     """
     if experiment.arm.startswith("async"):
         return None

@@ -96,7 +96,7 @@ def _problem(rng: Random) -> Problem:
         first = rng.randint(100, 999)
         told, calculation = ONE_PILE.format(n=first, **words), str(first)
     for friend in friends[: rng.randint(1, 2)]:
-        most = calculate(calculation) - 1  # the most that may be lost
+        most = calculate(calculation) - 1  # the largest number of things that may be lost
         gains = most < 11 or rng.random() < 0.5
         change = rng.randint(11, 999 if gains else most)
         kind = rng.choice(GAINS if gains else LOSSES)

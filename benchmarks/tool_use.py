@@ -211,7 +211,7 @@ def is_refused(turn: dict[str, Any]) -> bool:
 
 
 def draw(result: dict[str, Any]) -> None:
-    """Draw the held-out success rate, with its standard error, and the calls per episode."""
+    """Plot the held-out success rate, with its standard error, and the calls per episode."""
     from matplotlib.figure import Figure
 
     from reports.canvas import Plot, Theme, axes_of, colour, legend, marker, render_all

@@ -7,9 +7,9 @@
 The environment has neither Ray nor the versions of dependencies that this package pins. From this
 package, `train` uses only the task.
 
-A race is TRL's side of a contest of `peers.py`, which times steps. It is configured for speed: no
-gradient checkpointing, one generate call for all rows of a step, SDPA, float32, no logging, no
-saving.
+A race is TRL's side of a contest of `peers.py`, and its steps are timed. It is configured for
+speed: no gradient checkpointing, one generate call for all rows of a step, SDPA, float32, no
+logging, no saving.
 
 A training run uses the prompts in the order in which the job lists them. TRL's tokenizer must give
 the same ids as ours for these prompts. Weights are float32. If the CPU has instructions for

@@ -1,4 +1,4 @@
-"""Are verdicts with a margin wrong as rarely as promised, and how many seeds do they need?
+"""Is a verdict that uses a margin wrong as rarely as promised, and how many seeds does it need?
 
     python benchmarks/verdicts.py                  errors and seeds, in a minute
     python benchmarks/verdicts.py --part levels    print NOMINAL of reports/margin_tests.py
@@ -8,7 +8,7 @@ errors       Simulates experiments whose differences are tested after every seed
              `fixed` is a test for a fixed number of seeds, wrongly repeated after every
              seed. `fixed_once` is the same test, done once after that number of seeds. `e_process`
              is the t-test of Wang and Ramdas (arXiv 2310.03722), which needs no maximum number of
-             seeds. In `edge`, the arm loses exactly the margin, so each verdict "no worse" is
+             seeds. In `edge`, the arm is worse by exactly the margin, so each verdict "no worse" is
              wrong. In `equal`, the arm equals the baseline, and the standard deviation of the
              differences equals the margin. There are three kinds of noise. `gaussian` is Gaussian.
              `fitted` is the difference of two draws from the residuals of committed trials
@@ -124,7 +124,7 @@ def residuals(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def looks(differences: np.ndarray, test: Test) -> tuple[np.ndarray, np.ndarray]:
-    """Return which looks say that the mean is above 0, and which say that it is below."""
+    """Mark the looks that find the mean above 0, and the looks that find it below 0."""
     found = list(p_values(differences, min(test), max(test)))
     above = np.array([p < test[seeds] for seeds, p in found])
     below = np.array([1.0 - p < test[seeds] for seeds, p in found])

@@ -31,7 +31,7 @@ def grpo_callbacks(
     in the RunConfig; otherwise Tune's own reporter also prints to the console.
 
     While Tune runs, the last callback handles Ctrl-C and SIGTERM: it stops and saves every trial.
-    Leave it out of the list to keep your own handlers.
+    To keep your own handlers, leave this callback out of the list.
 
     Args:
         verbose: Print more lines, such as version changes.

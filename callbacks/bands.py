@@ -88,7 +88,7 @@ def _margin(row: Row) -> float:
 
 
 def _answers_once(config: GRPOConfig) -> bool:
-    """Return False if responses are episodes, because episodes may change completely."""
+    """Return False if responses are episodes. Episodes may change completely."""
     return config.task.name != CONTROL and not config.env.plays
 
 
@@ -197,7 +197,7 @@ class BandsCallback(FailSafeCallback):
         self._watches: dict[str, list[Watch]] = {}
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """Forget the trial's rows, because it may start again from an earlier round."""
+        """Forget the trial's rows, because the trial may start again from an earlier round."""
         self._places.pop(trial.trial_id, None)
         self._watches.pop(trial.trial_id, None)
 

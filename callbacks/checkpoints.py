@@ -24,7 +24,7 @@ from grpo_trainable.storage.trial_storage import (
 
 
 class CheckpointCallback(FailSafeCallback):
-    """Makes Tune forget checkpoints that trials have removed, and gives it missing last rows.
+    """Makes Tune forget checkpoints that trials have removed, and gives Tune missing last rows.
 
     At the end of the experiment, the callback prints which trials could not write their last
     checkpoint. The callback does not decide which checkpoint a trial continues from: the trial does

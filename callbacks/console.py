@@ -140,7 +140,7 @@ class ConsoleCallback(FailSafeCallback):
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Print why a trial failed. This trial will not start again."""
-        self._started.setdefault(trial.trial_id, time.time())  # it may have failed while starting
+        self._started.setdefault(trial.trial_id, time.time())  # a trial may fail while it starts
         print(_line(trial, f"failed: {error_line(trial)}"), flush=True)
         self._show(trials, trial, None)
 

@@ -77,7 +77,7 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
 
 
 class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
-    """Writes `progress.csv` with a column for every metric, even if the first row lacks it.
+    """Writes `progress.csv` with a column for every metric, even for those not in the first row.
 
     If the first round trains on nothing, its row lacks most metrics. When an environment reports a
     new number, the file gets another column at the end.

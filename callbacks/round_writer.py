@@ -38,7 +38,7 @@ class RoundWriter(FailSafeCallback):
     # ---- For subclasses ----------------------------------------------------------------------
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Return the part of a row to write, by default its details, or None to write nothing."""
+        """Return the part of a row to write (by default the row's details), or None for nothing."""
         return details_of(result)
 
     def cut(self, trial: Any, last: int) -> None:

@@ -237,7 +237,7 @@ def saved_round(trial: Any) -> int:
 
 
 def is_in_snapshot(trial: Any) -> bool:
-    """Return False if Tune's last snapshot lacks a trial, so a restore begins the trial again.
+    """Return False if Tune's last snapshot lacks a trial. A restore then begins the trial again.
 
     The trial begins in a new directory if the directory's name contains the time, as Tune's own
     names do. With a fixed name, the trial continues from its checkpoint.

@@ -21,7 +21,7 @@ class StageTimingsCallback(FailSafeCallback):
 
 
 def stage_totals(trial: Any) -> dict[str, float]:
-    """Return a trial's device-hours, and the seconds of each stage, of waiting and of saving.
+    """Return a trial's device-hours, and the seconds that each stage, waiting and saving took.
 
     The totals cover all rounds in the trial's `result.json`. Before the first round, the result is
     empty.

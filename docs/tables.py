@@ -318,7 +318,7 @@ def off_policy(space: str) -> list[str]:
 
 
 def verdict(own: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the difference with its bounds, and the verdict; without a difference, the faults."""
+    """Return the difference, its bounds and the verdict; if there is no difference, the faults."""
     if own["difference"] is None:
         return "-", "; ".join(own["faults"])
     bounds = "" if own["low"] is None else f" ({own['low']:+.3f} to {own['high']:+.3f})"
@@ -488,7 +488,7 @@ def at_shares(curve: Sequence[Sequence[float]]) -> list[float]:
 
 
 def tolerated(verdicts: Sequence[str]) -> str:
-    """Return the largest lag up to which an objective is no worse, and the verdict after it."""
+    """Return the largest lag up to which an objective is no worse, and the next lag's verdict."""
     largest = "none shown"
     for lag, found in zip(OBJECTIVE_LAGS[1:], verdicts, strict=True):
         if found not in (NO_WORSE, BETTER):
@@ -562,7 +562,7 @@ CONTESTS = {
 
 
 def peers() -> list[str]:
-    """Compare steps here and in TRL."""
+    """Compare the steps of this package with those of TRL."""
     rows = []
     for own in read("peers")["results"]:
         if own["contest"] not in CONTESTS:
@@ -573,7 +573,7 @@ def peers() -> list[str]:
                 *(CONTESTS[own["contest"]], str(own["threads"])),
                 *(f"{own['ours_s']:.2f} s", f"{own['trl_s']:.2f} s"),
                 f"{own['ratio']:.2f} x ({low:.2f}-{high:.2f})",
-                # In this contest, only our process also holds a learner.
+                # In this contest, our process also holds a learner, but TRL's process does not.
                 "-" if own["contest"] == "sample" else f"{own['memory_ratio']:.2f}",
             ]
         )

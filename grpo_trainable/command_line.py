@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         """Make a parser.
 
         Args:
-            advice: Returns advice for an unknown option, or None.
+            advice: Function that returns advice for an unknown option, or None.
             options: Arguments of `argparse.ArgumentParser`.
         """
         formatter = argparse.RawDescriptionHelpFormatter
@@ -87,7 +87,7 @@ def number(
         kind: int or float.
         low: The smallest valid number.
         high: The largest valid number.
-        above: True: `low` itself is not valid.
+        above: If True, `low` itself is not valid.
     """
     what = "an integer" if kind is int else "a number"
     span = f"in {'(' if above else '['}{low:g}, {high:g}]"
@@ -112,7 +112,7 @@ positive = number(float, 0, above=True)
 def share(text: str) -> float:
     """Convert a share such as 0.05 to a number. This is an argparse type."""
     value = positive(text)
-    # A margin of 5, given by a user who means 5 %, would be 500 % and accept any loss.
+    # If a user gave 5 and meant 5 %, the margin would be 500 % and accept any loss.
     if value >= 1:
         percent = f"; for {value:g} %, write {value / 100:g}" if value < 100 else ""
         raise argparse.ArgumentTypeError(f"must be a number below 1, got {shown(text)}{percent}")
@@ -279,7 +279,7 @@ class _Droppable:
         try:
             act()
         except BrokenPipeError:
-            _discard(self._stream)  # for all writers, because nothing reads the stream any more
+            _discard(self._stream)  # nobody reads the stream any more
         except OSError:
             return  # keep the stream: a full disk may have space later
 

@@ -15,7 +15,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Return words as in a sentence: `a`, `a and b`, `a, b and c`."""
+    """Join words as in a sentence: `a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 

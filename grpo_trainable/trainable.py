@@ -99,13 +99,13 @@ class GRPOTrainable(tune.Trainable):
             self._fail_later(error)
 
     def _fail_later(self, error: Exception) -> None:
-        """Raise the error in the next step or restore. Outside Tune, raise it now."""
+        """Let the next step or restore raise the error. Outside Tune, raise the error now."""
         if self._trial_info is None:
             raise error
         self.trial = cast("Trial", InvalidTrial(error))
 
     def _stop_request(self) -> TuneStopRequest | None:
-        """Return the object for the driver's request to stop, or None outside Tune."""
+        """Return the object through which the driver requests a stop, or None outside Tune."""
         return None if self._storage is None else TuneStopRequest(self.trial_id)
 
     def step(self) -> dict[str, Any]:

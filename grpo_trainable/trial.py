@@ -268,8 +268,8 @@ class Trial:
     def _disturbance(self, round_: int) -> dict[str, float]:
         """Return the share of this machine's CPU time that other work took from the trial.
 
-        The share is measured since the end of the previous round. The result is empty if the share
-        is unknown.
+        The share covers the time since the end of the previous round. The result is empty if the
+        share is unknown.
         """
         self._add_processes_to_meter()
         taken = self.meter.take()

@@ -66,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _advice(option: str) -> str | None:
-    """Return advice for an unknown option, unless it names a setting that only training reads."""
+    """Return advice on an unknown option.
+
+    Return None if the advice names a setting that only training reads.
+    """
     from grpo_trainable.tools.evaluation.settings import is_read
 
     advice = advice_for_option(option)

@@ -574,7 +574,8 @@ def tell(
         if here:  # a copy from an object store has no checkpoints
             planned = len(experiment.trials) + len(experiment.not_begun)
             print(*left_off(experiment.trials, planned), sep="\n")
-    if failed or (interrupted and not experiment.all_done):
+    left = plan.options.until_decided or not experiment.all_done
+    if failed or (interrupted and left):
         print(go_on(plan), flush=True)
     if not interrupted:
         report(plan, experiment, comparison, command)

@@ -81,7 +81,7 @@ class Answer:
         # The range over the seeds must not look like the interval of this difference.
         label = "seeds: " if column.name == AGAINST else ""
         error = self.errors.get(column.name, {}).get(arm)
-        beside = "" if error is None else f" ± {error:.1g}"
+        beside = "" if error is None else f" ± {rate(error)}"
         return show(self.arms[arm][column.name], form, middle, label) + beside + mark
 
 
@@ -214,8 +214,9 @@ def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> li
         return []
     every = len(arms) == len({trial.arm for trial in trials})
     errors = f"Their standard errors: {', '.join(found)}."
-    if len(trials) == len({trial.arm for trial in trials}):
-        errors = "Such figures are followed by ± and their standard error."
+    arms_of = [trial.arm for trial in trials]
+    if any(arms_of.count(arm) == 1 for arm in arms):
+        errors += " If an arm has a single trial, ± and the standard error follow the figure."
     covers = (
         "These errors cover the choice of the sample, but not the choice of the round's prompts "
         "and responses, so even larger differences can be noise."
@@ -226,8 +227,8 @@ def _how_precise(columns: Sequence[Column], trials: Sequence[TrialRecord]) -> li
     ]
 
 
-# Ratio of the standard error of a reduction to that of a mean over the same rounds. The errors of
-# the rounds are assumed to be Gaussian. Keys as in `OVER`.
+# Standard error of a reduction, divided by the standard error of a mean over the same rounds. The
+# errors of the rounds are assumed to be Gaussian. Keys as in `OVER`.
 RELATIVE_ERROR = {"mean": 1.0, "late": 1.0, "median": math.sqrt(math.pi / 2)}
 
 
@@ -286,8 +287,8 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
     Returns:
         The figure. None in three cases: the figure is missing from the trial's rows and files, the
-        settings rule out what it counts, or it is a speed and other processes disturbed the trial
-        too much.
+        settings rule out what the figure counts, or it is a speed and other processes disturbed the
+        trial too much.
     """
     if column.is_speed and trial.pace is not None and not trial.pace.comparable:
         return None

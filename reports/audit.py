@@ -95,7 +95,7 @@ def audit_arms(
 
     Args:
         experiment: The experiment as it was read.
-        files: Figures from the trials' Parquet files, by trial name.
+        files: Trial name -> figures from the trial's Parquet files.
         baseline: The arm that the others are compared with; None if there is none yet.
     """
     arms = experiment.complete_arms
@@ -193,10 +193,10 @@ def _discarded(trial: TrialRecord) -> float | None:
 
 
 def _lengths(trials: Sequence[TrialRecord]) -> tuple[list[float], list[float]]:
-    """Return the mean length of responses trained on, and of those drawn, from rounds with both.
+    """Return mean lengths by round: of the responses trained on, and of the responses drawn.
 
-    With replay, a round also trains on responses of earlier rounds, so its two lengths cannot be
-    compared and are left out.
+    Only rounds with both lengths count. With replay, a round also trains on responses of earlier
+    rounds, so its two lengths cannot be compared and are left out.
     """
     names = "response/length_mean", "response/drawn_length_mean"
     pairs = [
@@ -256,7 +256,7 @@ def _weights_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -
 
 
 def _samples(trial: TrialRecord) -> float | None:
-    """Count the responses trained on, and those left out because the settings ask for it.
+    """Count the responses that were trained on, and those that the settings deliberately leave out.
 
     Unless `rollout.zero_advantage` is `keep`, a trial leaves out groups with equal rewards. With
     replay, a trial draws groups from the buffer and may never draw some of them. Both kinds of

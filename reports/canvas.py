@@ -81,8 +81,8 @@ def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes
         files: Also draw each plot with its title, for use as a file.
 
     Returns:
-        Pictures without titles for a page, by name and theme: "speed_up-dark". If `files` is true,
-        also pictures with titles: "speed_up-file".
+        Pictures without titles for a page, keyed by name and theme, such as "speed_up-dark". If
+        `files` is true, also pictures with titles, such as "speed_up-file".
     """
     images = {}
     for plot in plots:

@@ -238,7 +238,7 @@ class Change:
 
     @property
     def sizes(self) -> dict[int, float]:
-        """Size of each change above the threshold, as a multiple of it, by place in `names`."""
+        """Place in `names` -> size of a change above the threshold, in units of the threshold."""
         moved = self._beyond(-1) | self._beyond(1)
         change = self.quantity.change
         return {place: abs(change(*ends)) / self.threshold for place, ends in moved.items()}
@@ -267,7 +267,7 @@ class Change:
         for said, moved, doubt in self._found():
             ends = list(moved.values())
             before, after = (quantity.form.format(end) for end in _medians(ends))
-            threshold = quantity.shown(self.threshold).partition(" ")[0]  # without its unit
+            threshold = quantity.shown(self.threshold).partition(" ")[0]  # without the unit
             change = f"{quantity.shown_change(ends)}, threshold {threshold}"
             where = f"{self._among(moved)}{doubt}"
             yield f"{said}, {before} -> {after}{unit} ({change}){where}"
@@ -293,11 +293,11 @@ class Change:
         return f" in {self.kind}{'s' if len(moved) > 1 else ''} {named}"
 
     def _beyond(self, sign: int, noise: float = STANDARD_ERRORS) -> dict[int, Ends]:
-        """Return (before, after) of each trial that moved in a direction, by place in `names`.
+        """Return place in `names` -> (before, after) for each trial that moved in a direction.
 
         Args:
             sign: 1 for a rise, -1 for a fall.
-            noise: The number of standard errors that a change must exceed the threshold by.
+            noise: The number of standard errors by which a change must exceed the threshold.
         """
         change, errors = self.quantity.change, self.errors or [0.0] * len(self.before)
         return {
@@ -390,7 +390,7 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> list[str]:
 
 
 def most_moved(changes: Sequence[Change]) -> int:
-    """Return the place of the trial that exceeds a threshold the most; 0 if none moved."""
+    """Return the place of the trial that exceeds a threshold the most, or 0 if no trial moved."""
     sizes = [(size, place) for change in changes for place, size in change.sizes.items()]
     return max(sizes)[1] if sizes else 0
 

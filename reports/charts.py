@@ -57,7 +57,7 @@ def lines(
     a single seed.
 
     Args:
-        arms: The trials by arm.
+        arms: arm -> trials of the arm.
         name: The name of the plot's file.
         title: The title of the plot.
         look: The text that explains the plot.

@@ -58,7 +58,7 @@ class Contrast:
         return self.value > self.neutral
 
     def clearly(self, *, more: bool) -> bool:
-        """Return True if the interval lies above equality, or with more=False, below it."""
+        """Return True if the interval lies above equality (with more=False, below equality)."""
         return bool(self.told_apart) and self.more is more
 
     @property

@@ -53,7 +53,7 @@ def figure(plot: Plot, images: Mapping[str, bytes]) -> str:
 
     Args:
         plot: The plot.
-        images: PNG images by plot and theme, such as "speed_up-dark".
+        images: PNG images, keyed by plot and theme, such as "speed_up-dark".
     """
     size = "tall" if plot.height > 4.5 else "low"
     opening = f'<figure id="{escaped(plot.name)}" class="{size}">'

@@ -6,24 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_trainable.config import GRPOConfig, schedule, shown
+from grpo_trainable.config import GRPOConfig, resources, schedule, shown
 from grpo_trainable.text import written
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
-from reports.settings import reserved
+from reports.settings import is_own, reserved
 from reports.summary import COUNTED, MARK, Comparison, relative_to
 from reports.verdicts import Quantity, quantities
 
 HEADER = ("arm", "relative to", "speed-up", "at equal cost", "held-out reward")
 NEIGHBOURS = ("arm", "relative to", "what differs", *HEADER[2:])
+MOST_ARMS = 40  # with more arms, a table of neighbours would be too long to read
 MOST_SETTINGS = 2  # maximum number of settings in which neighbours differ
-# Settings that are no part of the comparison, or follow from the number of samples.
+# Settings that are not compared, or that follow from the number of samples.
 NOT_COMPARED = ("arm", "seed", "rounds", "eval.every")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmPair:
-    """An arm compared, in all quantities, with an arm that precedes it in the table of arms."""
+    """Comparison of an arm, in all quantities, with one that precedes it in the table of arms."""
 
     arm: str
     over: str
@@ -53,18 +54,20 @@ def neighbours(
     """Return a table row for each pair of arms that shows the effect of one or two settings.
 
     The arms of such a pair differ in at most `MOST_SETTINGS` settings, and no other arm lies
-    between them. An arm lies between them if, in each of these settings, it has the value of one of
-    the two arms or a number between their values. A setting that an arm does not read does not
-    count as a difference.
+    between them. An arm lies between them if, in each setting that it reads, it has the value of
+    one of the two arms or a number between their values. A setting that an arm does not read does
+    not count as a difference.
 
     Args:
         pairs: All pairs of arms.
         arms: The trials by arm.
 
     Returns:
-        Cells in the order of `NEIGHBOURS`; empty if trials of one arm differ in their settings, or
-        if the arms were to train on different numbers of samples.
+        Cells in the order of `NEIGHBOURS`; empty if trials of one arm differ in their settings, if
+        the arms were to train on different numbers of samples, or with more than `MOST_ARMS` arms.
     """
+    if len(arms) > MOST_ARMS:
+        return []
     every = [trial.config for own in arms.values() for trial in own]
     if len({own.rounds * schedule.responses_per_round(own) for own in every}) > 1:
         return []
@@ -80,19 +83,22 @@ def neighbours(
         if 0 < len(differ) <= MOST_SETTINGS and not any(_between(o, own, over) for o in others):
             what = [f"{key} {shown(own[key])}, not {shown(over[key])}" for key in differ]
             ours, theirs = (reserved(arms[arm][0].config) for arm in (pair.arm, pair.over))
-            if ours != theirs and not any(key.startswith("resources.") for key in differ):
+            if ours != theirs and not all(key.startswith("resources.") for key in differ):
                 what.append(f"{ours} reserved, not {theirs}")
-            rows.append((pair.arm, pair.over, "; ".join(what), *pair.cells()[2:]))
+            figures = pair.cells()[2:]
+            if set(figures) != {"-"}:
+                rows.append((pair.arm, pair.over, "; ".join(what), *figures))
     return rows
 
 
 def _compared(config: GRPOConfig) -> dict[str, Any]:
     """Return the settings that the trial reads, by dotted key."""
-    return {
+    read = {
         key: value
         for key, value in config.in_effect.items()
-        if key not in NOT_COMPARED and config.reads(key)
+        if key not in NOT_COMPARED and (config.reads(key) or is_own(config, key))
     }
+    return read | {"resources.generator_cpus": resources.generator_cpus(config)}
 
 
 def _different(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

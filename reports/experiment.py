@@ -37,7 +37,7 @@ from reports.tune_state import TuneState, tune_state
 from search_spaces import SPACES
 from search_spaces.search_space import MAX_LABEL, Question
 
-# Files and directory that a report writes. A report never replaces a link with such a name.
+# Files and directory that a report writes. A report never replaces a link that has such a name.
 REPORT_FILES = ("report.html", "report.json", "plots")
 
 MAX_ROUND = 1 << 31

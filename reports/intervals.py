@@ -222,7 +222,7 @@ def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
 
 
 def seeds_needed(effect: float, spread: Spread) -> int | None:
-    """Return the number of seeds that show an effect of this size with probability `POWER`.
+    """Return the number of seeds needed to show an effect of this size with probability `POWER`.
 
     Return None if the number is above `MOST_SEEDS`, or if there is no effect.
     """

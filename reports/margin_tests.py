@@ -22,7 +22,7 @@ from grpo_trainable.text import plural
 from reports.intervals import MOST_SEEDS, POWER, alike, student, student_above
 
 ALPHA = 0.05  # probability of a false claim about any arm, in each direction
-FIRST_LOOK = 3  # seeds at the first test of an anytime design; with two, bounds are too wide
+FIRST_LOOK = 3  # number of seeds at the first anytime test; with two seeds, bounds are too wide
 
 NO_WORSE, WORSE, BETTER, UNDECIDED = "no worse", "worse", "better", "undecided"
 

@@ -15,7 +15,7 @@ MAX_COLUMNS = 8  # maximum number of columns that a reader can take in at a glan
 
 
 class _Visible(dict[int, str]):
-    """Visible form of each character by its code point, for `str.translate`; filled on demand."""
+    """Visible form of characters, keyed by code point, for `str.translate`; filled on demand."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -51,7 +51,7 @@ def shortened(text: str) -> str:
 
 
 def moment(started: Any) -> str:
-    """Return an ISO time as `2026-11-20 15:00 UTC`, in its time zone, and other values as text."""
+    """Return an ISO time as `2026-11-20 15:00 UTC` in its own zone, and any other value as text."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(?::[\d.]+)?(.*)", str(started))
     if found is None:
         return str(started)

@@ -1,4 +1,4 @@
-"""Menu of the arms: speed, cost and a verdict on the reward of each, compared with a baseline."""
+"""Menu of the arms: speed, cost and a verdict on reward for each arm, relative to a baseline."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class VerdictOptions:
 
     margin: float | None = None  # the largest acceptable loss of held-out reward
     margin_relative: float | None = None  # this loss as a share of the baseline's reward
-    baseline: str | None = None  # None: the first arm
-    max_seeds: int | None = None  # maximum number of seeds; None: a fixed number
+    baseline: str | None = None  # None means the first arm
+    max_seeds: int | None = None  # maximum number of seeds; None means a fixed number
 
     @property
     def has_margin(self) -> bool:
@@ -70,14 +70,14 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Sources of the variance between seeds in an arm's difference in reward."""
+    """Sources of the variance, from seed to seed, of an arm's difference in reward."""
 
     # Share of the variance that comes from the evaluation: some prompts are easier in one run than
     # in another, and responses are sampled. The rest comes from other differences between runs.
     evaluation_share: float
     # Standard deviation that the evaluation adds to a seed's difference in reward.
     evaluation_sd: float
-    seed_sd: float  # observed standard deviation of the difference between seeds
+    seed_sd: float  # observed standard deviation, over the seeds, of the difference
     prompts: int  # number of prompts in the last evaluation
     more_prompts: int  # `MORE_PROMPTS` times as many, but not more than the task holds out
     held_out: int | None  # number of prompts that the task holds out; None if unknown
@@ -87,7 +87,7 @@ class Noise:
 
     @property
     def relative_seeds(self) -> float:
-        """Number of seeds for a precision with `more_prompts`, relative to that with `prompts`."""
+        """Ratio of the numbers of seeds for equal precision with `more_prompts` and `prompts`."""
         share = self.evaluation_share
         return 1 - share + share * self.prompts / self.more_prompts
 
@@ -356,7 +356,7 @@ def _baseline(planned: Sequence[str], arms: Sequence[str], asked: str | None) ->
     Args:
         planned: All arms.
         arms: The arms with results.
-        asked: The arm that the options name. None: the first arm.
+        asked: The arm that the options name. None means the first arm.
 
     Raises:
         MenuError: The arm has no results, or no other arm has any.

@@ -318,7 +318,7 @@ def _said_of_more_seeds(menu: Menu) -> list[str]:
 
 
 def _seeds_needed(menu: Menu) -> dict[str, int]:
-    """Return the number of seeds that a decision needs in all, by undecided arm."""
+    """Return the total number of seeds that a decision needs, for each undecided arm."""
     return {
         row.arm: row.judgement.seeds_needed
         for row in menu.others
@@ -604,7 +604,7 @@ def _most(menu: Menu) -> int:
 
 
 def _may_be_reduced(row: MenuRow) -> bool:
-    """Return True if more seeds, or cheaper prompts, can lead to a decision about the arm."""
+    """Return True if more seeds can decide the arm, or more prompts can at a lower cost."""
     own, noise = row.judgement, row.noise
     assert own is not None
     assert noise is not None

@@ -32,7 +32,7 @@ from reports.parquet_reader import TrialFiles
 from reports.population import HEADER as LINEAGE
 from reports.population import SAID
 from reports.records import ExperimentRecord, TrialRecord, count_stopped
-from reports.settings import run_section, settings_section
+from reports.settings import MAX_OPEN, run_section, settings_section
 from reports.summary import MARK, Comparison, ends
 from reports.verdicts import REWARD
 from search_spaces.columns import SHARES
@@ -80,7 +80,15 @@ def render_page(
     name = experiment.directory.name
     beside = neighbours(pairs, experiment.arms)
     parts = [
-        _head(experiment, name, comparison, menu, short, no_verdict, has_neighbours=bool(beside)),
+        _head(
+            experiment,
+            name,
+            comparison,
+            menu,
+            short,
+            no_verdict,
+            has_neighbours=bool(beside and told),
+        ),
         _menu_section(menu),
         *(
             _plot_section(section, list(comparison.arms), images)
@@ -128,7 +136,7 @@ def _head(
     begun_arms = {trial.config.arm for trial in trials}
     arms = len({trial.arm for trial in trials}) + len({arm for arm, _ in not_begun} - begun_arms)
     asked = experiment.question
-    # One arm does not answer the question that the space asks.
+    # A single arm cannot answer the question that the space asks.
     question = f"experiment {name}" if asked is None or arms == 1 else asked.text
     done = sum(trial.done for trial in trials)
     failed = sum(trial.failed for trial in trials)
@@ -289,7 +297,7 @@ def _warnings(comparison: Comparison, experiment: ExperimentRecord) -> str:
 def _missing(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], damaged: Sequence[str]
 ) -> str:
-    """Return a list of missing data that makes the figures less reliable, as HTML; may be empty."""
+    """Return, as HTML, a list of missing data that makes figures less reliable; may be empty."""
     items = []
     for trial in experiment.trials:
         if not trial.finished:
@@ -434,6 +442,7 @@ def _told_section(
         )
     every = ""
     if beside:
+        opened = " open" if len(beside) <= MAX_OPEN else ""
         of_machine = (
             " With one seed, a difference in speed can also come from the machine, whose speed can "
             "change from trial to trial."
@@ -442,9 +451,11 @@ def _told_section(
         )
         every = (
             '<h3 id="single">What single settings do</h3>\n'
+            f"<details{opened}><summary>Pairs of similar arms</summary>\n"
             "<p>Each row compares two arms that differ in only one or two settings, apart from the "
-            f"number of rounds. No other arm lies between them.{of_machine}</p>\n"
-            f"{_without_empty_columns(NEIGHBOURS, beside)}\n"
+            "number of rounds. Settings that only one of the two arms reads are not listed. No "
+            f"other arm lies between them.{of_machine}</p>\n"
+            f"{_without_empty_columns(NEIGHBOURS, beside)}</details>\n"
         )
     if len(pairs) > 1:  # a single pair is already in the list above
         every += (
@@ -722,7 +733,7 @@ def _extensions_section(experiment: ExperimentRecord) -> str:
 
 
 def evaluation_of(trial: TrialRecord, path: str) -> list[str]:
-    """Return the words of the command that evaluates the model of a trial, stored at `path`."""
+    """Return the words of the command that evaluates a trial's model, which is stored at `path`."""
     named = must_name(trial.config.to_dict()).values()
     sets = [word for assignment in named for word in ("--set", assignment)]
     return [*command("evaluate"), "--checkpoint", path, *sets]

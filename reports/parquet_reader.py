@@ -166,7 +166,7 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[int, StepPoint]:
         return statistics.median(values) if values else None
 
     def negated(value: float | None) -> float | None:
-        return None if value is None else 0.0 - value  # no negative zero
+        return None if value is None else 0.0 - value  # avoids a negative zero
 
     return {
         step: StepPoint(
@@ -290,7 +290,7 @@ def scores_text(row: Mapping[str, Any]) -> str:
     """
     built_in = {"format": row["format_reward"], "answer": row["answer_reward"]}
     parts = ({} if None in built_in.values() else built_in) | _numbers(row["parts"])
-    scores = [("reward", row["reward"]), *parts.items()]  # a part may be called reward too
+    scores = [("reward", row["reward"]), *parts.items()]  # a part may also be named "reward"
     return ", ".join(f"{name} {value:.2f}" for name, value in scores)
 
 

@@ -118,7 +118,7 @@ def menu_section(menu: Menu, arms: Sequence[str]) -> Section:
 
 
 def _titled(title: str, plots: list[Plot]) -> list[Section]:
-    """Return a section with these plots, or none if there are no plots."""
+    """Return a section with these plots, or no section if there are no plots."""
     return [Section(title=title, plots=plots)] if plots else []
 
 
@@ -250,7 +250,7 @@ def _held_out_of(quantity: str) -> Series:
     """Return the series of a held-out quantity by round, including round 0.
 
     Args:
-        quantity: The start of two metrics, which end with `_mean` and `_first`.
+        quantity: The common start of the names of two metrics, which end with `_mean` and `_first`.
     """
 
     def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
@@ -284,7 +284,7 @@ def _timed(arms: Arms, comparison: Comparison) -> Arms:
 
 
 def _beware(comparison: Comparison) -> str:
-    """Return a warning for the start of a text if other processes disturbed an arm's seconds."""
+    """Return a warning to put before a text, if other processes disturbed the times of an arm."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
     named = "all arms" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
     left_out = (

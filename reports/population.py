@@ -59,7 +59,7 @@ def stretches_of(trial: TrialRecord) -> Iterator[tuple[Stretch, int]]:
 
 
 def groups_of_donors(trial: TrialRecord, members: Mapping[str, TrialRecord]) -> float | None:
-    """Count the groups in `count/trained` that copied trials trained on, but this trial did not.
+    """Count the groups in `count/trained` that only copied trials, not this one, have trained on.
 
     A copy replaces the member's count with the count of the copied trial, the donor. With
     asynchronous PBT, the donor may have trained on more groups or fewer.
@@ -124,6 +124,6 @@ def _origin(stretch: Stretch, labels: Mapping[str, str]) -> str:
 
 
 def _reward(trial: TrialRecord, first: int, last: int) -> str:
-    """Return the reward at the latest evaluation in a range of rounds, with its round."""
+    """Return the reward and the round of the latest evaluation in a range of rounds."""
     found = [(round_, reward) for round_, reward, _ in trial.evaluated() if first <= round_ <= last]
     return f"{found[-1][1]:.3f} (round {found[-1][0]})" if found else "-"

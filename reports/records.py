@@ -52,7 +52,7 @@ class TrialRecord:
     arm: str  # label of the config's arm, plus the settings in which trials of that arm differ
     tune_name: str | None = None  # the name that Tune gave the trial, if its settings name no arm
     member: bool = False  # True if PBT may make the trial copy other trials of the experiment
-    # Groups in `count/trained` that copied trials trained on, not this trial; None if unknown.
+    # Groups in `count/trained` that only copied trials have trained on; None if unknown.
     groups_of_donors: float | None = 0.0
     rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
     ended: bool  # True if the last row says that no round follows
@@ -86,16 +86,16 @@ class TrialRecord:
         return int(self.rows[-1]["training_iteration"]) if self.rows else 0
 
     def round_before(self, round_: int) -> int:
-        """Return the last round before `round_` that has a row, or 0 without such a row."""
+        """Return the last round before `round_` that has a row, or 0 if there is none."""
         earlier = (int(row["training_iteration"]) for row in self.rows)
         return max((n for n in earlier if n < round_), default=0)
 
     def row_of(self, round_: int) -> Mapping[str, float] | None:
-        """Return the row of a round, or None without such a row."""
+        """Return the row of a round, or None if the round has no row."""
         return next((row for row in self.rows if row["training_iteration"] == round_), None)
 
     def groups_after(self, round_: int) -> float | None:
-        """Return the number of groups trained on up to a round, or None without its row."""
+        """Return the number of groups trained on up to a round, or None if the round has no row."""
         if round_ == 0:
             return 0.0
         row = self.row_of(round_)
@@ -186,7 +186,7 @@ class TrialRecord:
         return self.pace.samples_per_s
 
     def has(self, metric: str) -> bool:
-        """Return False if a metric is always 0, because the settings rule out what it counts."""
+        """Return False if the settings rule out what a metric counts, so that it is always 0."""
         loss = self.config.loss
         if metric == CLIPPED:
             return loss.type not in NEVER_CLIPS
@@ -236,7 +236,7 @@ class TrialRecord:
 
 
 def error_of_mean(errors: Sequence[float]) -> float:
-    """Return the standard error of a mean from the standard errors of its terms; 0 if none."""
+    """Return the standard error of a mean from those of its terms; 0 if there are no terms."""
     return math.hypot(*errors) / max(1, len(errors))
 
 
@@ -310,6 +310,6 @@ class ExperimentRecord:
     def complete_arms(self) -> dict[str, list[TrialRecord]]:
         """Complete trials, by arm, for each arm in `arms`.
 
-        The arms trained on equal numbers of samples only if `--samples` set their rounds.
+        The arms have trained on equal numbers of samples only if `--samples` set their rounds.
         """
         return {arm: [t for t in trials if t.complete] for arm, trials in self.arms.items()}

@@ -39,7 +39,7 @@ def metric(name: str, factor: float = 1.0) -> Series:
         for row in trial.rows:
             if name in row and trial.has(name):
                 round_ = int(row["training_iteration"])
-                yield round_, round_, 0.0 + factor * row[name]  # no negative zero
+                yield round_, round_, 0.0 + factor * row[name]  # avoids a negative zero
 
     return series
 

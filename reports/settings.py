@@ -34,7 +34,7 @@ COMPUTED: dict[str, Callable[[GRPOConfig], str]] = {
     "responses per round": lambda config: str(schedule.responses_per_round(config)),
     "reserved devices": reserved,
 }
-MAX_OPEN = 12  # a table with more arms, or a list of more settings, is folded
+MAX_OPEN = 12  # a table with more arms than this, or a list of more settings, is folded
 CODE = r"<code>\1</code>"
 BETWEEN = " | "  # separates the values of an arm's trials
 NO_EFFECT = (
@@ -51,7 +51,7 @@ def run_section(experiment: ExperimentRecord) -> str:
     different = [key for key in keys if key not in (*shared, "arm", "seed")]
 
     def setting(trial: TrialRecord, key: str) -> str:
-        read = trial.config.reads(key) or _is_own(trial.config, key)
+        read = trial.config.reads(key) or is_own(trial.config, key)
         return shown(trial.config.in_effect.get(key)) if read else "-"
 
     def row(key: str, of: Callable[[TrialRecord, str], str]) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def run_section(experiment: ExperimentRecord) -> str:
     )
 
 
-def _is_own(config: GRPOConfig, key: str) -> bool:
+def is_own(config: GRPOConfig, key: str) -> bool:
     """Return True if a user's task declares this setting."""
     return config.task.is_custom and key in {f"task.{name}" for name, _ in config.task.own}
 
@@ -99,7 +99,7 @@ def _meanings(keys: Sequence[str], experiment: ExperimentRecord) -> str:
     known = {
         key: CHECKS[key].meaning
         for key in keys
-        if key in CHECKS and not any(_is_own(config, key) for config in configs)
+        if key in CHECKS and not any(is_own(config, key) for config in configs)
     }
     if not known:
         return ""

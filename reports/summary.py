@@ -59,7 +59,7 @@ COVERS = {  # the key is True if the interval of a speed rests on several seeds
     "noise between rounds.",
 }
 MOST_OTHERS = 4  # maximum number of arms to compare an arm with on equal devices
-SHORT = 10  # rounds; in a shorter trial with a lag, the first round counts much and has no overlap
+SHORT = 10  # rounds; with a lag and fewer rounds, the first round has a large weight and no overlap
 # Numbers of samples that differ by at most this share count as equal, because a few groups may have
 # failed.
 EQUAL_SAMPLES = 0.01
@@ -107,8 +107,7 @@ class TrialSummary:
     pace: Pace | None
     samples_per_s: float | None  # also None if the trial is too disturbed to compare
     eval_s: float
-    # Engine, number of generators, CPUs of each, and whether GPUs sample.
-    sampled_by: tuple[str, int, float, bool]
+    evaluated_with: tuple[object, ...]  # everything that determines the work of an evaluation
     checkpoint_s: float
     device_hours: float | None
     part_weights: Mapping[str, float]  # weight of each part of the reward; empty without weights
@@ -122,7 +121,7 @@ class TrialSummary:
     # Number of held-out prompts, before training and in the latest evaluation after round 0.
     eval_prompts: tuple[int, int]
     reward_errors: int  # training responses whose reward failed
-    unscored: int  # most prompts left out of an evaluation because they could not be scored
+    unscored: int  # largest number of prompts that an evaluation left out because scoring failed
     may_repeat_prompts: bool  # True if an evaluation may ask for more held-out prompts than exist
     exact_lag: bool | None  # True if the lag is exact and so saves no time; None at lag 0
     truncated: float | None  # share of the last rounds' responses that the token limit cut off
@@ -159,7 +158,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         pace=trial.pace,
         samples_per_s=trial.samples_per_s,
         eval_s=sum(trial.column("time/eval_s")),
-        sampled_by=_sampled_by(trial.config),
+        evaluated_with=_evaluated_with(trial.config),
         checkpoint_s=sum(trial.column("time/checkpoint_s")),
         device_hours=trial.last("cost/device_hours"),
         part_weights=trial.config.task.part_weights,
@@ -197,10 +196,19 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
     )
 
 
-def _sampled_by(config: GRPOConfig) -> tuple[str, int, float, bool]:
+def _evaluated_with(config: GRPOConfig) -> tuple[object, ...]:
+    """Return the settings and resources that determine how long an evaluation takes."""
+    settings = {
+        key: repr(value)
+        for key, value in config.in_effect.items()
+        if key.startswith(("model.", "task.", "env.", "eval.", "rollout.")) and key != "eval.every"
+    }
     generators = 1 if config.placement == "colocated" else config.resources.num_generators
-    cpus = config.effective("resources.generator_cpus")
-    return config.engine, generators, cpus, resources.uses_gpus(config)
+    return (
+        *(config.engine, generators, resources.generator_cpus(config)),
+        *(resources.uses_gpus(config), schedule.chunk_responses(config)),
+        *sorted(settings.items()),
+    )
 
 
 def _span(trial: TrialRecord) -> tuple[float, float] | None:
@@ -219,7 +227,7 @@ def has_exact_lag(trial: TrialRecord) -> bool:
 def has_limit(trial: TrialRecord) -> bool:
     """Return True if a response that reaches the token limit is incomplete.
 
-    An episode, and a response of the control task, may use all its tokens and be complete.
+    An episode, and a response of the control task, may use all its tokens and still be complete.
     """
     return trial.config.task.name != CONTROL and not trial.config.env.plays
 
@@ -245,7 +253,7 @@ class Comparison:
 
     @property
     def seeds(self) -> int:
-        """Number of different seeds in all arms."""
+        """Number of different seeds among the trials of all arms."""
         return len({trial.seed for trials in self.arms.values() for trial in trials})
 
     @property
@@ -540,7 +548,7 @@ class Comparison:
         ]
 
     def _short_with_a_lag(self) -> list[str]:
-        """Say which speed-ups are low because the first round has no overlap and counts much."""
+        """Say which speed-ups are low because the first round has no overlap and a large weight."""
         short = {
             arm: own[0].rounds
             for arm, own in self.arms.items()
@@ -568,7 +576,7 @@ class Comparison:
 
     def _failed_rewards(self) -> list[str]:
         errors = {arm: [trial.reward_errors for trial in own] for arm, own in self.arms.items()}
-        if self.lineage:  # a member that copies another goes on with the other's count
+        if self.lineage:  # a member that copies another member continues that member's count
             most = max((number for own in errors.values() for number in own), default=0)
             return [f"{FAILED_REWARDS} of the member with the most: {most}."] if most else []
         failed = ", ".join(f"{arm} {sum(own)}" for arm, own in errors.items() if sum(own))
@@ -628,7 +636,10 @@ class Comparison:
         if len(paces) < len(trials) or any(pace is None or pace.disturbed for pace in paces):
             return []
         alone = ", and no two trials ran at the same time" if self.one_by_one else ""
-        return [f"Other processes disturbed no round{alone}."]
+        return [
+            f"In no round did other processes take more than {DISTURBED_ABOVE:.0%} of the "
+            f"machine's CPU time{alone}."
+        ]
 
     def _speed_of_evaluations(self) -> list[str]:
         """Say how much the times of evaluations differed, if they did the same work in all trials.
@@ -636,7 +647,7 @@ class Comparison:
         With several seeds, the intervals of speed-ups cover changes in the machine's speed.
         """
         trials = [trial for own in self.arms.values() for trial in own]
-        alike = {(t.sampled_by, t.eval_prompts, len(t.rewards), t.complete) for t in trials}
+        alike = {(t.evaluated_with, len(t.rewards), t.complete) for t in trials}
         lengths = [
             (first + last) / 2
             for own in self.changes.values()

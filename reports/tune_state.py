@@ -21,8 +21,8 @@ from reports.own_tuner import named_by_tune
 from reports.records import TrialRecord
 
 SNAPSHOT = re.compile(r"experiment_state-(?P<date>[\d_-]+)\.json")
-# Start of the name of a searcher's file -> keys of the number of trials and of the flag that none
-# will follow.
+# Start of the name of a searcher's file -> keys of the number of trials and of the flag that no
+# trial will follow.
 SEARCHERS = {
     "basic-variant-state": ("_total_samples", "_finished"),
     "search_gen_state": ("total_samples", "finished"),
@@ -116,10 +116,10 @@ def _snapshot(root: Path, name: str, problems: list[str]) -> _Snapshot | None:
 
 
 def _planned(root: Path, entries: Collection[str], date: str, problems: list[str]) -> int | None:
-    """Return the number of trials that the searcher of a run will create in all.
+    """Return the total number of trials that the searcher of a run will create.
 
-    0 in three cases: the number has no limit, no further trial will follow, or the searcher stores
-    nothing. None if the stored number cannot be read.
+    The number is 0 in three cases: it has no limit, no further trial will follow, or the searcher
+    stores nothing. None if the stored number cannot be read.
     """
     for start, (total, finished) in SEARCHERS.items():
         name = f"{start}-{date}.json"

@@ -36,7 +36,7 @@ class Quantity:
     above: str  # begins the sentence about arms above the baseline: "Faster than {}"
     below: str  # begins the sentence about arms below the baseline
     form: str
-    no_interval: str  # reason why a contrast may lack an interval, after "because there"
+    no_interval: str  # reason why a contrast may lack an interval; follows "because there"
     contrasts: Mapping[str, Contrast]
     not_comparable: Mapping[str, str]  # arm -> reason why it has no contrast
 

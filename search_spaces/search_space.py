@@ -41,7 +41,7 @@ class SearchSpace:
     question: str  # one line
     arms: Mapping[str, Mapping[str, Any]]
     columns: Sequence[Column] = ()  # columns that the report shows in addition to the reward
-    # Returns what this machine lacks to run an arm, or None. The argument is the arm's label.
+    # Function of an arm's label: returns what this machine lacks to run the arm, or None.
     missing: Callable[[str], str | None] = lambda arm: None
 
     def __post_init__(self) -> None:

@@ -128,7 +128,7 @@ SAMPLINGS = ("fifo", "uniform", "mixed")
 
 
 def _replay(capacity: int, sampling: str) -> dict[str, Any]:
-    """Return settings for gradient steps on two rollout batches of the last `capacity` rounds."""
+    """Return settings for gradient steps on two rollout batches from the last `capacity` rounds."""
     return {
         **fresh(1),
         "buffer_capacity": capacity,

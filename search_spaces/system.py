@@ -54,8 +54,8 @@ def system_space(
       which weights are updated (`weight_update`), and a transport.
     - `set/steps`: the number and kind of gradient steps, with the number of rounds. All trials
       sample the same number of responses, and are evaluated equally often.
-    - `buffer_capacity`: rounds of rollouts that are kept for replay. With replay, a gradient step
-      trains on older groups in addition to all fresh ones.
+    - `buffer_capacity`: number of rounds whose rollouts are kept for replay. With replay, a
+      gradient step trains on older groups in addition to all fresh ones.
 
     With one parameter per setting, some combinations would be invalid: `lag` and `transport` have
     an effect only with separate actors, and `weight_update` only with a lag. Tune cannot express
@@ -75,7 +75,7 @@ def system_space(
             out the combinations that are invalid with them.
         grid: Use `tune.grid_search` in place of `tune.choice`. The default space has 630
             combinations.
-        rounds: Number of rounds of trials with one rollout batch per round, a multiple of each k.
+        rounds: Number of rounds in a trial with one rollout batch per round; a multiple of each k.
         lags: The lags. Lag 0 is always included.
         weight_updates: Values of `weight_update`.
         transports: Values of `transport` for separate actors.

@@ -151,7 +151,7 @@ def about_adapter(model: PolicySettings) -> Iterator[str]:
 def check_scoring(trial: GRPOConfig) -> Sequence[str]:
     """Begin an episode of the environment, or load the reward, in a separate process.
 
-    Return a note if the weights leave out parts of the reward.
+    Return a note if some parts of the reward have no weight.
 
     A process that loads user code may take a long time, and a judge's answer may cost money. So
     trials that differ only in the seed are checked once, although their examples differ.

@@ -51,7 +51,7 @@ def _refuse_silence(address: str) -> None:
     """Try HOST:PORT before Ray does. Ray would take twenty seconds and explain less."""
     found = re.fullmatch(r"(?:ray://)?(?P<host>.+):(?P<port>\d+)", address)
     if found is None:
-        return  # auto
+        return  # the address is `auto`
     try:
         socket.create_connection((found["host"], int(found["port"])), ANSWER_S).close()
     except (OSError, OverflowError) as error:
@@ -141,7 +141,7 @@ def _nodes() -> dict[str, str]:
 
 
 def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
-    """Return a Ray reference to a pair: a node's digest of this package, and its `refuses()`.
+    """Return a Ray reference to a pair: a node's package digest, and the result of `refuses`.
 
     The digest is None if the node does not have the package. The node calls `refuses` only if its
     digest equals this machine's digest.

@@ -122,7 +122,7 @@ def check_gpu_memory(needs: Sequence[Need]) -> None:
 
 
 def machine_bytes() -> int:
-    """Return this machine's bytes of main memory, or its container's if the container has less."""
+    """Return the bytes of main memory of this machine, or of its container if that has less."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in map(Path, LIMITS):
         text = path.read_text().strip() if path.is_file() else ""

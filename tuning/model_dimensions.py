@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo_trainable.models.hf.directory import ALL_LINEAR, names_in, weight_shapes
 
-# Our name of a size -> its names in the configs of different architectures.
+# Our name for a size -> its names in the configs of different architectures.
 NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),

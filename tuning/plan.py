@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 # Packages whose versions are stored with the experiment, because results may depend on them.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
-OPTIONAL_PACKAGES = ("transformers", "vllm")  # stored too if they are installed
+OPTIONAL_PACKAGES = ("transformers", "vllm")  # their versions are also stored if they are installed
 MAX_FAILURES = 2
 MAX_SEEDS = 20  # default of --max-seeds with --until-decided
 SPACE_INPUT = "space"  # key of the space's file among the digests of input files
@@ -156,7 +156,7 @@ class Plan:
         # SHA-256 of each file that must not have changed since the experiment started, by key.
         self._unchanged: Mapping[str, str] = {}
         if self.resuming:
-            self._refuse_state_of_others()  # before any Python file that the state names is loaded
+            self._refuse_state_of_others()  # first, because the state names Python files to load
             self._unchanged = self._files_to_compare()
         self.preset = self._preset()
         # The text that names the space, and the SHA-256 of its file (None if the space ships with
@@ -188,7 +188,7 @@ class Plan:
         # started. None until the digests are known, and on the first resume of an experiment that
         # an older version started.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
-        # Key -> path of those files that belong to the user. None until the files are read.
+        # Key -> path of the input files that belong to the user. None until the files are read.
         self.own_files: dict[str, str] | None = None
         # SHA-256 of each earlier version of the code files that settings name.
         self.replaced: list[str] = list(self.stored.get("replaced", [])) if self.resuming else []
@@ -738,7 +738,7 @@ class Plan:
             return ""
         value = self.preset.settings[key]
         if any(self.space.arms[arm][key] != value for arm in arms):
-            return ""  # an arm has a different value
+            return ""  # an arm does not have the preset's value
         return f"; {key} comes from --preset {self.preset.name}, and --set {key}=… overrides it"
 
     def _complete(self, trial: GRPOConfig) -> GRPOConfig:

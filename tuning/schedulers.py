@@ -122,7 +122,7 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Return the decision to continue a trial or to pause it."""
         if self._synch and self._time_attr in result:
-            if result.get("iterations_since_restore") == 1:  # perhaps of a restored experiment
+            if result.get("iterations_since_restore") == 1:  # the experiment may be a restored one
                 while self._next_perturbation_sync < result[self._time_attr]:
                     self._next_perturbation_sync += self._perturbation_interval
             # Tune pauses a trial that is `_perturbation_interval` past this time.

@@ -35,7 +35,7 @@ def _sync_up_command(
     return bring, {"local_path": local_path, "fs": self.storage_filesystem, "fs_path": uri}
 
 
-# (source, target) -> the file's time of last change and its size, both when it was copied.
+# (source, target) -> the file's time of last change and its size, both at the time of the copy.
 _brought: dict[tuple[str, str], tuple[int, int]] = {}
 
 

@@ -69,7 +69,7 @@ class TrackedRun(Protocol):
         ...
 
     def attach(self, report: Mapping[str, Path]) -> None:
-        """Attach a report. It replaces an earlier report, or is stored as a newer version of it.
+        """Attach a report, which replaces an earlier report or becomes its newer version.
 
         Args:
             report: Path in the tracker -> file on this machine, which has the same name.

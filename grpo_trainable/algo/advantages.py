@@ -157,7 +157,7 @@ def compute_group_normalized_rewards(
         reward_fn: `reward_fn(response, ground_truth)` returns a mapping with the keys `reward`,
             `format_reward` and `answer_reward`.
         rollout_responses: N responses.
-        repeated_ground_truths: The ground truth of each response, N in all.
+        repeated_ground_truths: N ground truths, one for each response.
         group_size: Responses per group.
         advantage_eps: Constant added to the standard deviation. `group_mean` ignores it.
         normalize_by_std: True for `group_std`, False for `group_mean`.

@@ -1,4 +1,4 @@
-"""The loss of a critic, and the share of the variance of returns that the critic explains."""
+"""The loss of a critic, and how much of the returns' variance the critic explains."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def value_loss(
 
     V_clip is V limited to within `clip` of the value before the round (PPO2, OpenAI baselines). A
     token is clipped if its V_clip term, which gives no gradient, is the larger one. `clip=None`
-    turns clipping off. Off the mask, tensors may hold anything; the loss there is 0 and nothing is
-    clipped.
+    turns clipping off. Where `mask` is False, tensors may hold anything, the loss is 0, and nothing
+    is clipped.
     """
     target = zero_off_mask(returns, mask)
     values, old = zero_off_mask(values, mask), zero_off_mask(old_values, mask)

@@ -64,7 +64,7 @@ def _has_room_now(bundle: int) -> bool:
 
 
 def places_of_bundles() -> dict[int, str]:
-    """Return bundle -> machine id for the trial's placement group, or {} outside Tune."""
+    """Return the machine id of each bundle of the trial's placement group, or {} outside Tune."""
     group = ray.util.get_current_placement_group()
     return {} if group is None else ray.util.placement_group_table(group)["bundles_to_node_id"]
 

@@ -66,7 +66,7 @@ class Colocated:
         return self._generator.load(handle)
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
-        """Call `Learner.update`, while the generator's engine sleeps if it can."""
+        """Call `Learner.update`. During the call, the generator's engine sleeps if it can."""
         self._generator.sleep()
         return self._learner.update(rollout_batches)
 

@@ -54,7 +54,7 @@ def lacking(files: Mapping[str, str]) -> list[str]:
 
 
 def contents(paths: Iterable[str], files: Mapping[str, str]) -> dict[str, bytes]:
-    """Return path -> content of files on this machine.
+    """Return a mapping from path to content for files on this machine.
 
     Args:
         paths: The files to read.

@@ -126,7 +126,7 @@ def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
 
 
 def make_sender(key: str, far_machines: int = 0) -> WeightSender:
-    """Return the learner's end of a transport, which sends frozen tensors only once.
+    """Return the learner's end of a transport. It sends frozen tensors only once.
 
     Args:
         key: The transport, as `Choice.key`.
@@ -146,7 +146,7 @@ def make_receiver(
         key: The transport, as `Choice.key`.
         deadline_s: Time limit in seconds for a fetch.
         device: Device for the weights, "cpu" or "cuda".
-        first: The part of a snapshot that is fetched first, as its index divided by the number of
+        first: Index of the part of a snapshot that is fetched first, divided by the number of
             parts; in [0, 1).
     """
     transport = transport_named(key)

@@ -152,7 +152,7 @@ class TrialActors:
             watch.result(call)
 
     def set_up_transport(self) -> float:
-        """Set up the transport between the actors, and return the duration in seconds.
+        """Set up the transport between the actors, and return how many seconds this took.
 
         Raises:
             ActorFailed: The transport cannot work in one of the actors.

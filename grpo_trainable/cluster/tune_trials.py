@@ -1,4 +1,4 @@
-"""Trials of this package under Tune: each invalid trial fails alone, and names are readable.
+"""Trials of this package under Tune: an invalid trial fails alone, and trial names are readable.
 
 A search may sample settings that contradict each other. Tune asks a Trainable for its resources
 before the trial exists. An error at that point would end the whole experiment, and also every
@@ -29,8 +29,8 @@ def requested(settings: Callable[[], GRPOConfig]) -> PlacementGroupFactory:
     """Return one bundle for the trial's own process, and one for each actor.
 
     Args:
-        settings: Returns the settings of the trial. If this function raises ConfigError, there are
-            no bundles for actors.
+        settings: Function that returns the settings of the trial. If this function raises
+            ConfigError, there are no bundles for actors.
     """
     try:
         config = settings()

@@ -30,7 +30,7 @@ GAMES = ("guess", "calculator")
 # of the response.
 ANSWERED = ("math", "reasoning_gym")
 BEGIN_RESPONSE = ("short", "r1_zero", "completion")
-# Tasks that need longer responses than a story.
+# Tasks whose responses must be longer than a story.
 PROBLEMS = (*ANSWERED, "code")
 
 _KEYWORD = one_of("task.name", "keyword")
@@ -218,7 +218,7 @@ class CodeSettings(PromptFileSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class NoSettings(Settings):
-    """Empty `task` section of the games and of control. Control reads only `model.env`."""
+    """Empty `task` section for the games and for `control`, which reads only `model.env`."""
 
     SECTION: ClassVar[str] = "task"
 

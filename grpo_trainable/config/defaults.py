@@ -1,6 +1,6 @@
 """Defaults that depend on other settings: on the task, the model, the loss or the kind of engine.
 
-A field declares such defaults as `default_by`. Each applies at one of three moments:
+A field declares such defaults as `default_by`. Each default applies at one of three moments:
 
 - `absent`: the key is not given. `GRPOConfig.from_dict` fills in the first default that applies.
 - `none`: the key has its general default, usually none. `GRPOConfig` replaces that value when the
@@ -66,7 +66,7 @@ def by_model(
     """Return a default for Hugging Face models. docs/defaults.md gives the reasons.
 
     Args:
-        because: The reason, which `--dry-run` shows.
+        because: The reason for the default, which `--dry-run` shows.
         value: Function of the model's `ModelFacts` and the values of `keys`. Returns None if the
             default does not apply.
         keys: Settings that the default also depends on.
@@ -85,7 +85,7 @@ def by_gpu(because: str, value: Any, *, told: str) -> DefaultBy:
     """Return a default for every policy that is trained on a GPU.
 
     Args:
-        because: The reason, which `--dry-run` shows.
+        because: The reason for the default, which `--dry-run` shows.
         value: The default.
         told: The default in words, for the reference page of all keys.
     """

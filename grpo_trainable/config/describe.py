@@ -87,7 +87,7 @@ def settings(word: str = "") -> str:
 
 
 def _searched(key: str) -> str:
-    """Return the text about a key that `settings` searches for a word."""
+    """Return a key's text, in which `settings` searches for a word."""
     check = CHECKS[key]
     return " ".join([key, check.meaning, *(own.name for own in check.also_called)])
 

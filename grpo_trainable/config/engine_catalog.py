@@ -36,13 +36,13 @@ class EngineRecord:
     # Largest difference, in nats, between the engine's log-prob of a token and the log-prob that
     # the learner computes from float32 weights. None: unknown.
     log_prob_error: float | None = None
-    # True: at the start of a trial, its log-probs are compared with the learner's.
+    # True: at the start of a trial, the engine's log-probs are compared with the learner's.
     compared: bool = False
     # Why the engine cannot share a process with a learner that trains on CPUs. Empty: it can.
     apart_on_cpus: str = ""
     # Transports that the engine does not support, each with the reason.
     refused_transports: Mapping[str, str] = field(default_factory=dict)
-    divides: bool = False  # True: divides a model among the GPUs of a generator
+    divides: bool = False  # True: the engine divides a model among a generator's GPUs
     fits_cache: bool = False  # True: on GPUs, the KV cache takes the memory that is left
     # Lowest valid temperature above 0. At temperature 0, an engine chooses the most likely token.
     lowest_temperature: float = 0.0

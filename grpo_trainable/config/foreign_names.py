@@ -120,7 +120,7 @@ Names: TypeAlias = dict[str, ForeignName]
 
 
 def by_name(names: Iterable[ForeignName]) -> tuple[Names, Names]:
-    """Return the names from TRL and the names from verl, each keyed by the library's spelling."""
+    """Return the names from TRL and the names from verl, both keyed by the library's spelling."""
     listed = [*names, *NOTHING_ALIKE]
     assert len({(own.library, own.name) for own in listed}) == len(listed), "a name is listed twice"
     trl_names, verl_names = (

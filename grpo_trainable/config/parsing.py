@@ -45,8 +45,8 @@ def parse_assignment(
     Args:
         text: The assignment.
         checks: The checks of the known keys.
-        own_task: Accept any key of the section `task`, because the task is a user's class, which
-            declares its own settings.
+        own_task: If True, accept any key of the section `task`, because the task is a user's class,
+            which declares its own settings.
 
     Raises:
         ConfigError: `text` is not an assignment, or the key is not in `checks`.

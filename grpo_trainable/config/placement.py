@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-# For each node: Ray's name for a resource -> its amount, in total or still free.
+# For each node: Ray's name for a resource -> the total or the free amount of that resource.
 Nodes: TypeAlias = Sequence[Mapping[str, float]]
 KINDS = ("CPU", "GPU")
 

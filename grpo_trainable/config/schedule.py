@@ -112,7 +112,7 @@ def redraw_sizes(config: Config, prompts: int) -> list[int]:
 def chunks(config: Config) -> list[slice]:
     """Split a rollout batch into chunks. A generator samples one chunk per call.
 
-    By default every generator gets the same number of chunks of a round, and the chunk sizes differ
+    By default every generator gets the same number of chunks in a round, and the chunk sizes differ
     by at most one prompt. So no generator idles at lag 0, where a generator has no other work. At
     any lag, a batch that several generators share is ready sooner, so it is less stale when it is
     trained on.

@@ -43,7 +43,7 @@ from grpo_trainable.plugins import is_reference
 
 MAX_WEIGHT = 1e6  # largest weight of a part of the reward
 CODE_DEADLINE_S = 6  # the sandbox needs 3 s to end a program that only sleeps
-PARTS = ("format", "answer")  # the reward parts of built-in tasks with text
+PARTS = ("format", "answer")  # the parts of the reward in built-in tasks with text
 
 
 def scored_apart(reward: str | None, name: str, equality: str, mix: str | None) -> bool:

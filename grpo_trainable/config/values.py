@@ -8,7 +8,7 @@ meaning and a check. A user's task declares its settings with the same functions
         largest: int = integer(20, "The largest number in a sum.", minimum=1)
 
 The package's own settings also declare how they depend on other settings. To do so, they pass
-`read_if`, `default_by` and the attributes of `Check` after these as keyword arguments.
+`read_if`, `default_by` and the attributes that follow these two in `Check` as keyword arguments.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def flag(default: bool, meaning: str = "", **relations: Any) -> Any:
 def choice(words: Sequence[str], meaning: str = "", *, advice: str = "", **relations: Any) -> Any:
     """Declare a choice among a few words. The first word is the default.
 
-    `advice` follows the valid words in errors.
+    In an error message, `advice` comes after the list of valid words.
     """
     expected = f"one of {', '.join(words)}"
     valid = words.__contains__
@@ -260,7 +260,7 @@ def choice_or_reference(
         words: The valid words. The first is the default.
         meaning: The meaning of the setting.
         what: Placeholder for the object's name in errors, such as `function` or `Class`.
-        advice: A clause that follows the valid values in errors.
+        advice: A clause that comes after the list of valid values in an error message.
         relations: Other attributes of `Check`.
     """
     return _text(
@@ -496,7 +496,7 @@ def converted(key: str, value: Any, check: Check) -> Any:
 
 
 def _one_value(value: Any) -> str | None:
-    """Return advice if the user probably meant several values for comparison, or None."""
+    """Return advice if the user probably meant several values to compare, otherwise None."""
     if isinstance(value, str) and re.fullmatch(r"[\w.+-]+(,[\w.+-]+)+", value):
         return "to compare several values, write a search space (docs/howto/search-space.md)"
     return None
@@ -541,7 +541,7 @@ def _plain(value: Any) -> Any:
 
 
 def checks_of(settings: Any, prefix: str = "") -> dict[str, Check]:
-    """Return the check of each key of a dataclass whose fields this module's functions declare."""
+    """Return the check of each key in a dataclass that is declared with this module's functions."""
     return {
         prefix + item.name: item.metadata["check"]
         for item in fields(settings)
@@ -555,7 +555,7 @@ def section_expected(section: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error prints it: in one line of at most 80 characters.
+    """Return a value as an error message shows it: in one line of at most 80 characters.
 
     The string "1" is printed differently from the number 1.
     """

@@ -26,7 +26,7 @@ class Spaces:
     """Observations and actions of a control policy."""
 
     observation: tuple[int, ...]  # (components,), or (height, width, channels) for an image
-    scale: tuple[float, ...] | float  # one divisor per component, or a single one
+    scale: tuple[float, ...] | float  # one divisor per component, or one for all
     choices: int | None  # number of discrete actions; None if actions are continuous
     first: int = 0  # the environment's number for the first discrete action
     low: tuple[float, ...] = ()  # lower bound of each component of a continuous action

@@ -107,7 +107,7 @@ def _mistakes(
     vocab_size: int,
     stops: StopStrings | None,
 ) -> Iterator[str]:
-    """Yield the mistakes in a group. Each check assumes that the checks before it found none."""
+    """Yield the mistakes in a group. Each check assumes that the earlier ones found no mistake."""
     if not isinstance(group, RolloutGroup):
         yield f"generate returned a {type(group).__name__} instead of a RolloutGroup"
         return

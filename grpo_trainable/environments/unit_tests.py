@@ -49,10 +49,11 @@ def count_tests(tests: str) -> int:
 def run_tests(program: str, tests: str, *, cpu_s: int = 3) -> UnitTestResult:
     """Run a program, and then its tests, in the sandbox.
 
-    A test is passed if its `assert` statement ran at least once and never failed. If the tests do
-    not run to their end, because they exceed a limit or an error occurs outside the `assert`
-    statements, the program fails the tests that have not run yet. If the program has passed all
-    tests by then, one of the tests counts as failed. The output of the program is discarded.
+    A test is passed if its `assert` statement ran at least once and never failed. The tests may
+    stop early, because they exceed a limit or because an error occurs outside the `assert`
+    statements. In this case, the program fails the tests that have not run yet. If the program has
+    passed all tests by then, one of the tests counts as failed. The output of the program is
+    discarded.
 
     Args:
         program: Source of the program.

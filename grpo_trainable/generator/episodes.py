@@ -190,7 +190,7 @@ class _Call:
         def play() -> None:
             try:
                 self._answers.put(self._answer(action))
-            except BaseException as error:  # `observations` raises it again
+            except BaseException as error:  # `observations` raises the error again
                 self._answers.put(error)
 
         self._episodes[action.row].process.submit(play)

@@ -469,7 +469,7 @@ def _scored(
 def _logged_parts(
     scores: Sequence[Score], weighted_names: Collection[str]
 ) -> dict[str, list[float | None]] | None:
-    """Return every part that has a weight or that the reward function returned, by name.
+    """Return the values of each part that has a weight or that the reward function returned.
 
     The result is None if there are no such parts.
     """

@@ -183,7 +183,7 @@ def _failure(error: BaseException) -> RewardError:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return True if a failed call may succeed later, because a service or a file may come back.
+    """Return True if a failed call may succeed later, once a service or a file is back.
 
     This is the case for an OSError, and for an error whose class is not built in, such as the
     errors that a service's client library raises. The errors that led to `error` are checked too.

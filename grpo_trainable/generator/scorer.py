@@ -48,7 +48,7 @@ class Scorer(Protocol):
 
 
 class InlineScorer:
-    """Scores with a built-in function that never hangs and, unless it has a bug, never raises."""
+    """Scores with a built-in function that never hangs and, unless it has a bug, never fails."""
 
     is_inline = True
 
@@ -80,10 +80,10 @@ class ProcessScorer:
     of the process. A result that is not a finite number gives only its own response a
     `RewardError`. A call with an exception or such a result is repeated once, to see whether the
     failure repeats. If the function gives no answer for a response and `unverified` is given, the
-    score is the result of `unverified` instead, because the response is at fault, not the function.
-    A spare process, already warm, replaces a process that was killed or has died. A reward model
-    has no spare, because the spare would need memory for a second model. If the process of a reward
-    model dies, a new process starts and repeats the call once.
+    score is the result of `unverified` instead. In this case, the response is at fault, not the
+    function. A spare process, already warm, replaces a process that was killed or has died. A
+    reward model has no spare, because the spare would need memory for a second model. If the
+    process of a reward model dies, a new process starts and repeats the call once.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
     scored, so a trial ends soon if all its rewards hang. Responses that other processes are already

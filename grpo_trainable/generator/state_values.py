@@ -18,7 +18,7 @@ from torch import Tensor
 from grpo_trainable.config import VineSettings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
-STREAM = "vine"  # stream of the completions, which is part of the key of their random draws
+STREAM = "vine"  # stream of the completions: part of the key for their random draws
 # Pattern of a token that ends a sentence. The token ends with a punctuation mark, then any closing
 # quotes or brackets, then any spaces.
 SENTENCE = re.compile(r"[.!?][\"')\]]*\s*\Z")
@@ -38,7 +38,7 @@ class Completions:
 
 
 class Completer:
-    """Samples completions of the states in groups of responses."""
+    """For groups of responses, samples completions of the states."""
 
     def __init__(self, settings: VineSettings, decode: Decode, sample: Sample) -> None:
         """Create a completer.
@@ -58,8 +58,8 @@ class Completer:
         """Sample K completions of each state of each group.
 
         States with the same number of response tokens are completed together, because they have the
-        same limits. An engine that runs each distinct prompt only once computes a state's key-value
-        cache once for all K completions of the state.
+        same limits. If an engine runs each distinct prompt only once, it computes a state's
+        key-value cache once for all K completions of the state.
 
         Args:
             groups: The groups.
@@ -139,7 +139,9 @@ class Completer:
 
 
 def state_values(group: RolloutGroup, completions: Completions, rewards: Sequence[float]) -> Tensor:
-    """Return the state values, (G, R) float32, each at the token after its state; NaN elsewhere.
+    """Return the values of the states, (G, R) float32.
+
+    The value of a state is at the token that follows the state. All other entries are NaN.
 
     Args:
         group: The group.

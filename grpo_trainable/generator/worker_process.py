@@ -45,8 +45,8 @@ class WorkerProcess:
         """Start `python -m MODULE FIRST LIFELINE_FD REST…` in `directory`.
 
         Args:
-            name: The setting that an error names if the process cannot start, such as
-                `task.reward=my.py:score`.
+            name: The setting, such as `task.reward=my.py:score`, that an error names if the process
+                cannot start.
             module: The module to run.
             arguments: FIRST and REST.
             directory: The working directory; None: the current one.

@@ -1,6 +1,6 @@
 """Advantages of a rollout batch, for each response or for each token.
 
-Shapes: G responses of R tokens in a group, N responses in all.
+Shapes: a group has G responses of R tokens, and a rollout batch has N responses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Estimated:
     def of_responses(self, groups: Groups) -> Tensor:
         """Return the advantages of the responses, (N,).
 
-        If each token has its own advantage, return the mean of each response.
+        If each token has its own advantage, return the mean over each response's tokens.
         """
         rows = [
             advantages if advantages.ndim == 1 else masked_row_mean(advantages, group.response_mask)

@@ -42,7 +42,7 @@ class ValueHead(nn.Module):
 
 
 def trained_body(policy: NamedWeights) -> dict[str, Tensor]:
-    """Return the trained parameters that hidden states depend on, by name.
+    """Return, by name, the trained parameters that hidden states depend on.
 
     These are all trained parameters except an untied head.
     """
@@ -149,7 +149,7 @@ class Critic:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def load_state(self, state: Mapping[str, Tensor]) -> bool:
-        """Restore the critic and return True, if the state contains a matching critic.
+        """If the state contains a matching critic, restore the critic and return True.
 
         Otherwise, return False. The critic then starts from scratch, for example after PBT has
         changed `loss.advantage`.

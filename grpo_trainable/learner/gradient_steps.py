@@ -30,7 +30,7 @@ from grpo_trainable.protocol.messages import GradientStep
 from grpo_trainable.protocol.rollout import TrainBatch
 from grpo_trainable.telemetry.metrics import RATIO_EDGES
 
-# If a loss selects tokens with random draws, this is the last number of their seed.
+# If a loss selects tokens with random draws, this is the last number of the draws' seed.
 SELECTION = 2
 
 

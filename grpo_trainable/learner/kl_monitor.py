@@ -33,7 +33,7 @@ def draw(sizes: Sequence[int], responses: int, rng: np.random.Generator) -> np.n
     one. In that case, a group has two drawn responses only if every group has at least one.
 
     Args:
-        sizes: Number of responses in each group, N in all.
+        sizes: Number of responses in each group; the numbers add up to N.
         responses: Number of responses to draw, at most N.
         rng: Random number generator.
     """
@@ -136,7 +136,7 @@ def estimate(watched: Tensor, responses: int, divisor: float, known: float = 0.0
 
 
 def drift(policy: Sequence[Tensor], batches: Sequence[BatchWithLogProbs]) -> dict[str, Drift]:
-    """Return the KL from the policy to three other policies, by name.
+    """Return, by name, the KL from the policy to each of three other policies.
 
     The other policies are the frozen reference policy ("reference"), the policy before the round
     ("previous") and the policy that sampled the tokens ("behaviour").

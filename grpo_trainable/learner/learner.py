@@ -351,7 +351,7 @@ class Learner:
         return self._state.own()
 
     def rewind(self, state: LearnerState) -> None:
-        """Go back to an earlier `own_state` in the middle of a round."""
+        """In the middle of a round, go back to an earlier `own_state`."""
         self.load_state(state)
         self.optimizer.drop_gradients()
 
@@ -386,7 +386,7 @@ class Learner:
 def _response_sums(
     log_probs: Sequence[Tensor | None], batches: Sequence[BatchWithLogProbs]
 ) -> np.ndarray | None:
-    """Return each response's sum of log-probs, (N,); NaN if the KL was not measured on it.
+    """Return each response's sum of log-probs, (N,); NaN for responses without a measured KL.
 
     Log-probs are 0 off the mask. Return None if a batch has no log-probs.
     """

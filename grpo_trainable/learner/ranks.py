@@ -86,7 +86,7 @@ class Ranks(Protocol):
         ...
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Return this rank's part of a whole tensor, divided in the same way as `like`."""
+        """Divide a whole tensor in the same way as `like`, and return this rank's part."""
         ...
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -193,8 +193,9 @@ class Replicas(ConnectedRanks):
 
 
 def _messages(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield lists of parameters. Each list has one type and at most `MESSAGE_BYTES` in total.
+    """Yield lists of parameters.
 
+    The parameters in a list have the same type, and their total size is at most `MESSAGE_BYTES`.
     A parameter larger than `MESSAGE_BYTES` is yielded alone.
     """
     message: list[Tensor] = []
@@ -250,7 +251,7 @@ def deal(
     larger ones are left, some ranks get fewer microbatches than others.
 
     Args:
-        parts: The microbatches, each as the indices of its rows.
+        parts: The microbatches. Each one is given by the indices of its rows.
         tokens: Returns the cost of a microbatch, in tokens.
         ranks: Number of ranks.
     """

@@ -49,7 +49,7 @@ class Shards(ConnectedRanks):
         for layer in policy.layers():
             fully_shard(layer, mesh=self._mesh)
         fully_shard(policy, mesh=self._mesh)
-        register_fsdp_forward_method(policy, "states_at")  # scoring calls it instead of `forward`
+        register_fsdp_forward_method(policy, "states_at")  # scoring calls this, not `forward`
         for module in policy.modules():
             if isinstance(module, FSDPModule):
                 # Sum, do not average: losses are already divided by the denominators of the whole

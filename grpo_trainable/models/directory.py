@@ -34,9 +34,9 @@ from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.plugins import load
 
 ASSETS = Path(__file__).parent.parent / "assets"
-SHIPPED_POLICY = ASSETS / "policy"  # writes stories
-ARITHMETIC_POLICY = ASSETS / "arithmetic"  # solves word problems
-GAMES_POLICY = ASSETS / "games"  # plays games at random
+SHIPPED_POLICY = ASSETS / "policy"  # this policy writes stories
+ARITHMETIC_POLICY = ASSETS / "arithmetic"  # this policy solves word problems
+GAMES_POLICY = ASSETS / "games"  # this policy plays games at random
 # The presets that ship with weights. Other presets start from random weights.
 SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
 WEIGHTS = "policy.safetensors"
@@ -155,7 +155,7 @@ def policy_directory(model: PolicySettings) -> Path | None:
 
 
 def policy_files(model: PolicySettings) -> dict[str, Path]:
-    """Return the files that the policy and its tokenizer are read from, by name.
+    """Return, by name, the files from which the policy and its tokenizer are read.
 
     Raises:
         ValueError: For the same reasons as in `check_policy`.

@@ -89,7 +89,7 @@ PRESETS = {
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a `TransformerLM`'s parameters by name. A tied head appears once."""
+    """Return, by name, the shapes of a `TransformerLM`'s parameters. A tied head appears once."""
     d, d_ff, vocab = config.d_model, config.d_ff, config.vocab_size
     block = {
         "attention_norm.weight": (d,),

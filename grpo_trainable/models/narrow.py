@@ -17,7 +17,7 @@ class NarrowLinear(nn.Linear):
     """Maps x (..., in) to (..., out) with a bfloat16 matrix."""
 
     def __init__(self, linear: nn.Linear, *, widens: bool) -> None:
-        """Copy `linear`. With `widens`, convert the rounded product to float32."""
+        """Copy `linear`. With `widens`, the copy converts the rounded product to float32."""
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = nn.Parameter(linear.weight.detach().bfloat16(), requires_grad=False)
         self._widens = widens
@@ -36,7 +36,7 @@ class NarrowEmbedding(nn.Embedding):
         self.weight = nn.Parameter(embedding.weight.detach().bfloat16(), requires_grad=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the rows of the ids."""
+        """Return the table's rows for these ids."""
         return super().forward(input).float()
 
 

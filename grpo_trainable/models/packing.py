@@ -51,7 +51,7 @@ def _picked(x_TD: Tensor, index: Tensor) -> Tensor:
 
 
 def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
-    """Pack those tokens of ids (B, S) on which the states at `wanted`, bool (B, S), depend.
+    """Pack the tokens of ids (B, S) that are needed for the states at `wanted`, bool (B, S).
 
     A row ends with its last wanted state, but has at least one token. A row shares its first
     tokens with the row before it, as far as the two rows are equal. Rows of one prompt should

@@ -37,7 +37,7 @@ class NamedWeights(nn.Module, ABC):
     # ---- Tensors by name ---------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        """Return every tensor that an engine samples with, by name.
+        """Return, by name, every tensor that an engine samples with.
 
         A tied head appears once. The tensors are the live parameters, unless the policy merges
         adapters into its weights. A policy that merges adapters returns new, merged tensors under
@@ -46,7 +46,7 @@ class NamedWeights(nn.Module, ABC):
         return dict(self.named_parameters())
 
     def trained(self) -> dict[str, Tensor]:
-        """Return the live parameters that gradient steps change, by name.
+        """Return, by name, the live parameters that gradient steps change.
 
         These are the tensors of `weights`, or only the adapters if the policy has adapters.
         """

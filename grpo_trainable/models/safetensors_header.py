@@ -9,7 +9,7 @@ LENGTH_BYTES = 8  # size of the number that precedes the header and gives its le
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a file's tensors by name.
+    """Return, by name, the shapes of a file's tensors.
 
     Raises:
         ValueError: The file is not in the safetensors format, or is shorter or longer than its

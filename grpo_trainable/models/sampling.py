@@ -23,8 +23,9 @@ def uniforms(
 
     Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). If the
     response continues an earlier response, `state` also sets the start of Philox's counter. `state`
-    is (index of the earlier response in its group, number of its tokens before the continuation).
-    A draw depends on nothing else: not on the batch, the number of generators or earlier samples.
+    is (index of the earlier response in its group, number of that response's tokens before the
+    continuation). A draw depends on nothing else: not on the batch, the number of generators or
+    earlier samples.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
     # Every value of 24 bits is exact in float32 and below 1.

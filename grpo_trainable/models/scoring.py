@@ -114,7 +114,7 @@ def _become_probs(logits_TV: Tensor, targets_T: Tensor, law: _Law) -> tuple[Tens
         log_total = total.log()
         log_probs_T[rows] = chosen - log_total
         probs.div_(total[:, None])
-        if law.early_T is not None:  # otherwise all logits are finite
+        if law.early_T is not None:  # if it is None, all logits are finite
             # The entropy is -sum p log p. xlogy would be exact for p = 0, but a clamp costs less.
             logits.clamp_(min=torch.finfo(logits.dtype).min)
         entropy_T[rows] = log_total - torch.linalg.vecdot(probs, logits)

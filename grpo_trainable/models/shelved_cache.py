@@ -40,8 +40,8 @@ class Shelf:
         self, config: ModelConfig, columns: int, places: int, device: torch.device
     ) -> None:
         self.columns = columns
-        self.rows: list[int] = []  # index in the batch of the row at each place
-        self.lengths: list[int] = []  # number of tokens of the row at each place
+        self.rows: list[int] = []  # for each place, the index of its row in the batch
+        self.lengths: list[int] = []  # for each place, the number of tokens of its row
         shape = (config.num_layers, 2, places, config.num_heads, columns, config.head_dim)
         self._storage = torch.empty(shape, device=device)
         self._device = device

@@ -259,7 +259,8 @@ def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
 def _byte_of_character() -> dict[str, int]:
     """Return GPT-2's spelling of bytes, as character -> byte.
 
-    Printable bytes are spelled as themselves, and all other bytes as the characters from 256 on.
+    Printable bytes are spelled as themselves, and all other bytes as the characters with code
+    points from 256 on.
     """
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]

@@ -91,8 +91,8 @@ def held_out_rewards(
         by_task: Computes the figures of each task.
 
     Raises:
-        ActorFailed: More rewards failed than the task allows, or no prompt could be scored, because
-            each prompt has a response without a reward.
+        ActorFailed: More rewards failed than the task allows, or each prompt has a response without
+            a reward, so that no prompt could be scored.
     """
     groups = sorted((g for scored in answers for g in scored.groups), key=lambda g: g.prompt_index)
     failed = sorted(prompt for scored in answers for prompt in scored.failed)

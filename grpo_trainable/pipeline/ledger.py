@@ -38,8 +38,8 @@ class BatchRule:
     A batch first draws `size` prompts, some of which may be left out of training. The batch then
     draws one new prompt to replace each prompt that was left out. New prompts that are left out are
     replaced in the same way. A batch draws replacements at most `redraws` times, and takes at most
-    `most` prompts in all. With `redraws` = 0, it draws exactly `size` prompts and does not replace
-    those that are left out.
+    `most` prompts in total. With `redraws` = 0, it draws exactly `size` prompts and does not
+    replace those that are left out.
     """
 
     size: int
@@ -288,7 +288,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """Return the accepted prompts of the batches at the same place in earlier rounds.
+        """From earlier rounds, return the accepted prompts of batches at the place of `batch_id`.
 
         Batches that `close` has forgotten are not included.
         """

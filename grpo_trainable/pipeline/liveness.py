@@ -73,7 +73,7 @@ class Watch:
         self._silences.pop(actor, None)
 
     def _ask(self, actors: Iterable[Actor]) -> list[Call]:
-        """Ask every actor whose question is due.
+        """Ask each actor about its progress, if a question is due.
 
         Return all questions that have not been answered yet.
         """
@@ -84,7 +84,7 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait for a call, for at most the shortest `_due_s`, and return the calls that are done.
+        """Wait at most the shortest `_due_s` for a call to end, and return the calls that are done.
 
         The time spent waiting is added to the silence of each actor in `owing`.
         """

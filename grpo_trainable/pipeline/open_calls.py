@@ -72,7 +72,7 @@ class OpenCalls(Generic[Record]):
         return [self._open.pop(call) for call in list(self._open) if call.actor is actor]
 
     def abandon(self, awaited: Callable[[Record], bool]) -> None:
-        """Forget every call, after waiting for those whose record satisfies `awaited`."""
+        """Wait for the calls whose records satisfy `awaited`, and then forget all calls."""
         for call, record in self._open.items():
             if awaited(record):
                 with contextlib.suppress(ActorFailed):

@@ -9,8 +9,9 @@ import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 
-# Last element of the key that seeds draws from the pools. Numpy pads shorter keys with zeros. This
-# key is longer than all other keys and does not end with a zero, so no other draw has the same key.
+# Last element of the key that seeds the draws from the pools. Numpy pads shorter keys with zeros.
+# This key is longer than all other keys and does not end with a zero, so no other draw has the same
+# key.
 POOLS = 3
 
 NAMES = ("easy", "mid", "hard")
@@ -27,9 +28,9 @@ class DifficultyPools:
     """Three pools of training examples, grouped by their running pass rate: easy, mid and hard.
 
     An example that has never been scored is in the mid pool. For each prompt, one of the non-empty
-    pools is drawn, with the shares in the settings as weights. Then an example is drawn at random
-    from the examples of this pool that have been picked least often. The random numbers are a
-    function of (seed, prompt index). Pass rates change only once per round, before the gradient
+    pools is drawn at random, weighted by the shares in the settings. Then an example is drawn at
+    random from the examples of this pool that have been picked least often. The random numbers are
+    a function of (seed, prompt index). Pass rates change only once per round, before the gradient
     steps, so at lag 0 the picks do not depend on timing.
 
     The pass rate of an example starts as the mean answer reward of its first group. Each further
@@ -47,7 +48,7 @@ class DifficultyPools:
         self._settings, self._seed = config.pools, config.seed
         self._rates = np.full(size, np.nan)  # NaN: never scored
         self._times_picked = np.zeros(size, dtype=np.int64)
-        # Prompt index -> its pick, which is kept until a round has reported it.
+        # Prompt index -> its pick, which is kept until a round has reported the prompt.
         self._picks: dict[int, Pick] = {}
 
     # ---- Picking -----------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class DifficultyPools:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state with the same number of examples."""
+        """Continue from a state of pools with the same number of examples."""
         assert state["size"] == len(self._rates), "the state has a different number of examples"
         for example, times, rate in state["examples"]:
             self._times_picked[example] = times

@@ -78,7 +78,7 @@ class Counts:
         return {f"count/{name}": float(getattr(self, name)) for name in names}
 
     def add_usage(self, usage: Mapping[str, int]) -> None:
-        """Add to the counts of calls to a judge."""
+        """Add `usage` to the counts of calls to a judge."""
         for name, count in usage.items():
             setattr(self, f"judge_{name}", getattr(self, f"judge_{name}") + count)
 
@@ -231,7 +231,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Return metrics of the learner and of the `groups` that it trained on.
 
-    A round without groups has no gradient steps, and so no metrics of gradient steps.
+    A round without groups has no gradient steps, so it has no metrics of them.
     """
     row = {
         "optim/skipped_steps": float(updated.skipped_steps),
@@ -299,7 +299,7 @@ def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
 def time_metrics(
     spans: Sequence[ActorSpan], sync_bytes: int, start: float, end: float
 ) -> dict[str, float]:
-    """Return the seconds and share of each stage of a round, and the size and speed of transfers.
+    """Return each stage's seconds and share of the round, and the size and speed of transfers.
 
     Args:
         spans: The spans of all actors.
@@ -318,5 +318,5 @@ def time_metrics(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of values, summed in sorted order because a float sum depends on order."""
+    """Return the mean of values. Sort them first, because a float sum depends on the order."""
     return sum(sorted(values)) / len(values)

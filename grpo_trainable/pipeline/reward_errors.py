@@ -29,8 +29,8 @@ def refuse_reward_errors(
         told: The start of the message, with the number of failed rewards and the number of
             responses.
         errors: Number of responses on which the reward function failed.
-        responses: Number of responses to divide `errors` by; at least the number of responses to
-            `JUDGED_PROMPTS` prompts.
+        responses: Number of responses by which `errors` is divided. It is at least the number of
+            responses to `JUDGED_PROMPTS` prompts.
         failed: Prompts that could not be scored since the last check.
 
     Raises:

@@ -69,7 +69,7 @@ class RubricBuffers:
 
         Args:
             state: The result of `state`.
-            same_sampling: False drops the rubrics of prompts that were not trained on.
+            same_sampling: If False, the rubrics of prompts that were not trained on are dropped.
         """
         self._rubrics = {key: _rubrics(own) for key, own in state["rubrics"]}
         waiting = state["waiting"] if same_sampling else ()

@@ -56,7 +56,7 @@ def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of `work` that influence sampling, under dotted keys.
 
     Settings that only training reads are left out. Settings at their default are left out too,
-    because a state that an earlier version of this package wrote may lack them.
+    because a state written by an earlier version of this package may lack them.
     """
     settings = flatten(work)
     interrupts = settings.get("rollout.overlong") == "interrupt"

@@ -65,7 +65,7 @@ class FailedPrompt(NamedTuple):
     reason: str
     tokens: int  # number of tokens sampled for all responses to the prompt
     repeats: bool = False  # True: the reward function would fail again in the same way
-    is_failure: bool = True  # False: the reward function gave no reward on purpose
+    is_failure: bool = True  # False: the reward function deliberately gave no reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Scored:
     loaded: list[Loaded]  # see `Sampled`
     spans: list[Span]
     completions: int = 0  # number of responses sampled and scored to estimate values of states
-    # Number of a judge's calls, retries and so on for all responses. The keys are those of `USAGE`
+    # Counts of a judge's calls, retries and so on, for all responses. The keys are those of `USAGE`
     # (`grpo_trainable/tasks/task.py`).
     usage: dict[str, int] = field(default_factory=dict)
     # Index of a prompt -> the prompt's rubrics, if a judge has changed them.
@@ -155,9 +155,9 @@ class GradientStep:
 class ResponseFigures:
     """Figures of each response that was trained on: (N,) float32 arrays for N responses.
 
-    The entries are in the order of the groups, and of the responses in each group. Log-probs are
-    sums over a response's tokens, in nats, and NaN for responses on which the KL was not measured.
-    The arrays of log-probs are None if no setting needs them.
+    The entries follow the order of the groups and, within a group, the order of its responses.
+    Log-probs are sums over a response's tokens, in nats, and NaN for responses on which the KL was
+    not measured. The arrays of log-probs are None if no setting needs them.
     """
 
     advantages: np.ndarray

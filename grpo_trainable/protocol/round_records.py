@@ -126,7 +126,7 @@ class RoundDetails:
     """The details of one round."""
 
     round: int  # number of rounds finished so far
-    # All settings of the trial. The trial's config in Tune, in contrast, may lack defaults and
+    # All settings of the trial. The trial's config in Tune, in contrast, may lack defaults and may
     # contain relative paths.
     config: Mapping[str, Any]
     rollouts: Columns  # the responses that the round trained on
@@ -192,8 +192,8 @@ def rollout_columns(
         decode: returns the text of tokens.
         advantages: (N,), in the order of the responses.
         policy_log_probs: (N,), log-probs under the policy after the round, summed over each
-            response, in nats. NaN for a response on which the KL was not measured. None if it was
-            measured on no response.
+            response, in nats. NaN for a response on which the KL was not measured. None if the KL
+            was measured on no response.
         reference_log_probs: (N,), the same sums for log-probs under the reference.
     """
     columns = response_columns(groups, learner_round + 1, prompt, decode)
@@ -319,7 +319,7 @@ def _spans(
 
 
 def first_use_lags(groups: Sequence[RolloutGroup], learner_round: int) -> dict[int, int]:
-    """Return lag -> number of groups that this round trained on for the first time at that lag."""
+    """Return, for each lag, the number of groups that this round first trained on at that lag."""
     return dict(Counter(learner_round - g.oldest_round for g in groups if g.uses == 1))
 
 

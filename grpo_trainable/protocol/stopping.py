@@ -10,7 +10,7 @@ from typing import Protocol
 
 from grpo_trainable.telemetry.timers import now
 
-MEASURED_ROUNDS = 4  # number of latest rounds whose durations give an estimate of the time left
+MEASURED_ROUNDS = 4  # number of latest rounds from whose durations the time left is estimated
 
 
 @dataclass(frozen=True, kw_only=True)

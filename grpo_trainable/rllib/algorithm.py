@@ -203,7 +203,7 @@ class GRPO(Algorithm):
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Return the mean reward on the held-out prompts under the current weights.
 
-        If the last round ended with an evaluation, return that result without sampling again.
+        If the last round ended with an evaluation, return its result without sampling again.
         """
         assert self.trial is not None
         self._call_back("on_evaluate_start")
@@ -340,7 +340,7 @@ class SavedTrial(Checkpointable):
 
 
 def _results(report: RoundReport) -> dict[str, Any]:
-    """Return a round's metrics, nested by the slashes in their names, as RLlib nests its own."""
+    """Return a round's metrics, nested like RLlib's own. Each slash in a name starts a level."""
     row = report.metrics
     named = {theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row}
     nested: dict[str, Any] = {"done": report.last}

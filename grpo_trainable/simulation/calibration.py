@@ -24,7 +24,7 @@ class Times:
     """
 
     # (side, kind) -> seconds of each call, in the order of the rounds. The simulation keeps this
-    # order, so a minute in which the machine was slow slows both sides at about the same time.
+    # order, so if the machine was slow for a minute, both sides are slow at about the same time.
     calls: dict[tuple[str, str], list[float]]
     # Seconds that an update spends in the stage "reference", however many passes it makes over the
     # batch.

@@ -313,7 +313,7 @@ class TrainingCall:
     start: float
     end: float
     prompt_indices: tuple[tuple[int, ...], ...]  # one tuple for each rollout batch
-    examples: tuple[int, ...]  # of all groups
+    examples: tuple[int, ...]  # the examples of all groups
     group_rounds: tuple[tuple[int, ...], ...]
     group_uses: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]

@@ -87,7 +87,7 @@ class VirtualRuntime:
         heapq.heappush(self._ends, (call.end, next(self._numbers), call))
 
     def _next_end(self) -> float:
-        """Return the earliest end time of the uncollected calls, quickly even for many calls."""
+        """Return the earliest end of any uncollected call. This is fast even for many calls."""
         while self._ends[0][2] not in self.uncollected:
             heapq.heappop(self._ends)
         return self._ends[0][0]
@@ -137,7 +137,7 @@ class VirtualActor:
         hangs: `hangs(stage, n)` is True if the actor never answers the n-th call of a stage. The
             actor works until the call would normally end, and hangs from then on.
         dies: `dies(stage, n)` is True if the actor dies during the n-th call of a stage.
-        submitted: number of calls so far, by stage, including calls to actors that this actor
+        submitted: number of calls so far in each stage, including calls to actors that this actor
             replaces.
         step_s: seconds of a call that count as one step of progress.
         mute: True if an actor that hangs does not answer `progress` either.

@@ -99,7 +99,7 @@ class TrialState:
 
 
 def part_file(part: str, number: int = 1, of: int = 1) -> str:
-    """Return the name of the file that one learner, `number` out of `of`, writes for a part."""
+    """Return the name of the file that learner `number` (of `of` learners) writes for a part."""
     return f"{part}-{number:05d}-of-{of:05d}.safetensors"
 
 
@@ -400,8 +400,8 @@ def remove_older(
         shared_rounds: Rounds whose checkpoints are kept in addition.
         confirmed: Only intact checkpoints of this round or an earlier one count towards `keep`. All
             checkpoints newer than the oldest one that counts are kept too.
-        verified: Name -> round of the checkpoints that earlier calls found intact. This call adds
-            the checkpoints that it finds intact.
+        verified: Maps the name of each checkpoint that earlier calls found intact to its round.
+            This call adds the checkpoints that it finds intact.
 
     Raises:
         CheckpointError: The newest checkpoint is not intact, or a checkpoint cannot be read.

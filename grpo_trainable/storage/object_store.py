@@ -106,7 +106,7 @@ class StoredPath:
         self.filesystem.delete_dir(self.path)
 
     def files(self) -> dict[str, int]:
-        """Return relative path -> size in bytes, for every file below the directory.
+        """Return the size in bytes of every file below the directory, keyed by relative path.
 
         Raises:
             OSError: A file's key contains a part such as `..`. A copy of this file would be written

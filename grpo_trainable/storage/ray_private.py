@@ -1,6 +1,6 @@
 """Names from private and alpha modules of Ray, which may move in any version of Ray.
 
-No other file names such a module; `tests/unit/test_imports.py` checks this. Other files do use
+No other file mentions such a module; `tests/unit/test_imports.py` checks this. Other files do use
 private attributes of Tune's objects: docs/architecture/actors.md lists them.
 
 The first import of a name from this file loads the Ray module that defines the name. So a process

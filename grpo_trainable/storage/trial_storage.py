@@ -139,8 +139,8 @@ class TrialStorage:
                 useless, so it does not count towards `checkpoint.keep`.
 
         Returns:
-            A list with one line, the reason, if checkpoints could not be removed. Otherwise an
-            empty list.
+            A list with one line that gives the reason, if checkpoints could not be removed.
+            Otherwise an empty list.
         """
         directory = self._directory
         if self._keep is None or directory is None:
@@ -166,8 +166,9 @@ class TrialStorage:
         checkpoint since, then its own checkpoint is the newer one.
 
         PBT may have let the trial copy another trial after Tune's last snapshot. Tune then restores
-        the trial with its settings from before the copy, so the trial continues from a checkpoint
-        from before the copy, if there is one. The checkpoints since the copy are set aside.
+        the trial with the settings that it had before the copy, so the trial continues from a
+        checkpoint that it wrote before the copy, if there is one. The checkpoints since the copy
+        are set aside.
 
         Args:
             noted: The checkpoint that Tune or a user names, or None if Tune has noted none.
@@ -338,7 +339,7 @@ class TrialStorage:
         )
 
     def _repeated_rounds(self) -> list[str]:
-        """Return a line about the rounds that a trial without a checkpoint repeats, if any."""
+        """Return a line about any rounds that the trial repeats for lack of a checkpoint."""
         trained = self._last_row()
         if not trained:
             return []  # the trial starts for the first time

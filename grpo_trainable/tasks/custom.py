@@ -134,8 +134,8 @@ class CustomTask:
             name: Value of `task.name`.
             given: Settings that the user gave for the class.
             seed: Seed of the trial.
-            rewards: Require the method `reward`, which is not needed if an environment gives
-                rewards.
+            rewards: True if the method `reward` is required. It is not needed if an environment
+                gives rewards.
 
         Raises:
             ConfigError: If the class does not declare a given setting, or if a value is invalid.

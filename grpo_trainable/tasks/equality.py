@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from grpo_trainable.tasks.quantities import as_number, quantity
 
-# In characters. Few true answers are longer, and a parser may hang on longer text.
+# A number of characters. Few true answers are longer, and a parser may hang on longer text.
 LONGEST_ANSWER = 512
 
 # Returns True if an answer (first) equals a true answer (second), both in LaTeX.

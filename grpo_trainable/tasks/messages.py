@@ -10,7 +10,7 @@ Message: TypeAlias = Mapping[str, str]  # `role` and `content`
 Prompt: TypeAlias = str | Sequence[Message]
 
 ROLES = ("system", "user", "assistant")
-TOOL = "tool"  # the role of the results of tools
+TOOL = "tool"  # the role of messages with the results of tools
 NO_PROMPT = "must be non-empty text or a list of messages"
 
 
@@ -90,7 +90,7 @@ def as_text(prompt: Prompt) -> str:
 
 
 def last_text(prompt: Prompt) -> str:
-    """Return a prompt that is text, or the text of the last message of a conversation."""
+    """Return the prompt itself if it is text, else the text of the conversation's last message."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 

@@ -73,9 +73,9 @@ class Mixture:
     A task with share w gets ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
     therefore follows the weights closely, without the noise of random draws. Prompt j of a task
     must lie within a window of the mix: from prompt ⌊j / w⌋ until just before prompt ⌈(j + 1) / w⌉.
-    The next prompt comes from the task whose window ends first, among the windows that have begun.
-    This rule keeps every prompt within its window (Baruah et al. 1996, "Proportionate progress").
-    The seed breaks ties.
+    Among the tasks whose windows have begun, the next prompt comes from the task whose window ends
+    first. This rule keeps every prompt within its window (Baruah et al. 1996, "Proportionate
+    progress"). The seed breaks ties.
 
     Held-out prompts ignore the weights and come from the tasks in turn, so the prompt counts of any
     two tasks differ by at most one.

@@ -70,7 +70,7 @@ def _warn(text: str) -> None:
 
 
 def _named(columns: Sequence[str]) -> str:
-    """Return the names of the columns in brackets, in one line."""
+    """Return the names of the columns as one line in brackets."""
     names = [shown(name) for name in columns[:MOST_COLUMNS]]
     rest = [f"{len(columns) - MOST_COLUMNS} more"] if len(columns) > MOST_COLUMNS else []
     return f" (columns: {', '.join([*names, *rest])})" if columns else ""

@@ -67,7 +67,7 @@ class Prompts:
                 state its number of prompts although difficulty pools are enabled. The message is
                 one line.
         """
-        self.train_size = train_size(task)  # None if the task does not state it
+        self.train_size = train_size(task)  # None if the task does not state its size
         if config.pools.enabled and self.train_size is None:
             raise ValueError(
                 "pools.enabled=true: the task does not state its number of training prompts "

@@ -176,7 +176,7 @@ class ReasoningGymReward:
                 lambda answer: self.problems.score(answer, ground_truth),
                 truth=truth if isinstance(truth, str) else None,
             )
-        except Exception:  # the data set may raise anything when it scores a policy's text
+        except Exception:  # the data set may raise any exception when it scores a policy's text
             return self._form.unverified(response)
 
 

@@ -29,8 +29,8 @@ FORMS = (
 )
 VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
 VERL_LIST = "solution_strs"  # parameter of functions for verl's reward manager `batch`
-# In this package's form, names that the first parameter must not have, and then names that the
-# second one must not have.
+# The first set lists names that the first parameter of this package's form must not have. The
+# second set lists names that the second parameter must not have.
 NOT_THE_RESPONSE = {
     *("ground_truth", "truth", "gt", "gold", "reference", "target", "expected", "y_true"),
     *("ground_truths", "gts", "references", "targets", "prompt", "question"),
@@ -102,9 +102,9 @@ def as_reward(function: Any) -> RewardFunction:
     """Put a function, or a list of functions, behind the interface of `RewardFunction`.
 
     Raises:
-        ValueError: The parameters fit no form, or a list contains a value that is not a function,
-            or two functions with the same name. The message completes a sentence that begins with
-            the function's name.
+        ValueError: The parameters fit no form. Or a list contains a value that is not a function,
+            or contains two functions with the same name. The message completes a sentence that
+            begins with the function's name.
     """
     if isinstance(function, list | tuple):
         return _of_list(function)
@@ -198,7 +198,7 @@ def _verl(function: Callable[..., Any], takes: _Parameters) -> RewardFunction:
 
 
 def _of_verl(result: Any) -> Any:
-    """Return a result of verl's form as a mapping that `as_score` accepts.
+    """Convert the result of a function of verl's form to a mapping that `as_score` accepts.
 
     In a dict with `score`, the other numbers become parts of the reward, and `pred` becomes the
     answer.
@@ -227,7 +227,7 @@ def _trl(function: Callable[..., Any], takes: _Parameters) -> RewardFunction:
         score=score,
         scores_groups=True,
         columns=frozenset(takes.required - TRL_LISTS - TRL_LOGS - {GROUND_TRUTH}),
-        parts=("answer",),  # one number per response, which is the answer reward
+        parts=("answer",),  # one number per response: the answer reward
         reads=frozenset({"token_ids", "prompt", "columns"}),
     )
 
@@ -241,7 +241,7 @@ def _ignore(*args: Any, **kwargs: Any) -> None:
 
 
 def _listed(result: Any, count: int) -> list[Any]:
-    """Return the result of TRL's form as a list.
+    """Return the result of a function of TRL's form as a list.
 
     Raises:
         TypeError: The result is not a list.
@@ -268,7 +268,7 @@ def _single(result: Any) -> Any:
 
 
 def _value(result: Any) -> Any:
-    """Return the result of a call, and wait for it if the function is asynchronous."""
+    """Return the result of a call. If the function is asynchronous, wait for the result."""
     return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 
 

@@ -65,7 +65,7 @@ def rows_in(key: str, path: str | Path) -> Iterator[tuple[str, Callable[[], Row]
 
 
 def data_files(key: str, path: str | Path) -> dict[str, Path]:
-    """Return the files in which the rows are stored, keyed by config key.
+    """Return the files in which the rows are stored, as a mapping from config key to file.
 
     Raises:
         ValueError: If the path is a directory that `datasets` did not save.

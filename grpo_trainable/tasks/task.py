@@ -83,7 +83,7 @@ class RewardError:
 
 
 def has_failed(answer: Score | RewardError) -> bool:
-    """Return True if the response has no score because of a failure, not on purpose."""
+    """Return True if a failure left the response without a score, and False if this is intended."""
     return isinstance(answer, RewardError) and answer.is_failure
 
 

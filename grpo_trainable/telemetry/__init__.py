@@ -1,1 +1,1 @@
-"""Measurements that a trial takes of itself: the time of each stage, and its machine's load."""
+"""Measurements of a trial: the time that each stage takes, and the load of the trial's machine."""

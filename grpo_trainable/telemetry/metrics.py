@@ -1,4 +1,4 @@
-"""The names of all metrics, and the seconds of each stage, computed from the actors' spans.
+"""The names of all metrics, and functions that compute each stage's seconds from actors' spans.
 
 Names are `area/name_unit`; values are floats. Code that only writes or shows metrics needs no
 torch, so this module does not import torch.
@@ -150,8 +150,8 @@ def is_named_by_user(name: str) -> bool:
     return name.startswith(("env/", "part/", "eval_part/"))
 
 
-# A trial stands still after this number of consecutive rounds in which no group had unequal
-# rewards.
+# A trial counts as standing still after this number of consecutive rounds in which no group had
+# unequal rewards.
 PATIENCE = 4
 
 # If more than this share of the responses is cut off, the token limit may hide what the policy can

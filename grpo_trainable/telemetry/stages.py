@@ -34,12 +34,12 @@ STAGES: dict[str, Stage] = {
 }
 OTHER = "other"
 WORK = tuple(stage for stage in STAGES if stage != OTHER)  # timed by the clocks of the actors
-IDLE = "idle"  # the stage of a span between two calls, in which the actor does not work
+IDLE = "idle"  # between two calls, while the actor does not work, its span has this stage
 IDLE_SIDES = ("generator_idle", "learner_idle")  # as in the metric `time/generator_idle_s`
 
 # Stage -> its name in traces, if that name differs.
 TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}
-OTHER_THREADS = ", other threads"  # follows an actor's name in the trace row of its other threads
+OTHER_THREADS = ", other threads"  # suffix of an actor's name in the trace row of its other threads
 
 
 def shares_of_work(row: Mapping[str, float], *, without: str | None = None) -> dict[str, float]:

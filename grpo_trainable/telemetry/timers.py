@@ -33,7 +33,7 @@ class Span:
         return self.end - self.start
 
     def earlier(self, seconds: float) -> Span:
-        """Return this span with its times converted to a clock that is `seconds` behind."""
+        """Return this span with its times converted to a clock that is slow by `seconds`."""
         if not seconds:
             return self
         return replace(self, start=self.start - seconds, end=self.end - seconds)

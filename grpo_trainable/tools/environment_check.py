@@ -186,7 +186,7 @@ class EnvironmentCheck:
     def _steps(
         self, process: _Process, place: int, spec: JSONValue, script: _Script
     ) -> Iterator[Heard]:
-        """Play an episode action by action, and yield the result so far after each answer.
+        """Play an episode action by action. After each answer, yield the result so far.
 
         The result is always the same tuple, whose list of turns grows.
         """

@@ -59,7 +59,7 @@ def pieces_of_parts(layout: Layout, count: int) -> tuple[tuple[Piece, ...], ...]
 
 
 def cut(tensors: Mapping[str, Tensor], layout: Layout, count: int) -> list[list[np.ndarray]]:
-    """Return the bytes of each of `count` parts, piece by piece.
+    """Split the snapshot into `count` parts, and return the bytes of each part, piece by piece.
 
     An array is a view if its tensor is in main memory without gaps, and a copy otherwise.
     """

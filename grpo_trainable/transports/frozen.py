@@ -61,7 +61,7 @@ class FrozenApartSender:
         return Apart(trained=self._trained.publish(weights, names), frozen=self._frozen)
 
     def staged(self, round_: int) -> list[Tensor]:
-        """Return the tensors of this round's snapshot, for Ray to send them."""
+        """Return the tensors of this round's snapshot, so that Ray can send them."""
         return self._trained.staged(round_)  # type: ignore[attr-defined]
 
     def release(self, before_round: int) -> None:

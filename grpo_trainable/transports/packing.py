@@ -54,7 +54,7 @@ class Layout:
     size: int  # size of the buffer in bytes
 
     def of(self, buffer: Tensor) -> dict[str, Tensor]:
-        """Return the tensors in `buffer`, which is (size,) uint8, by name."""
+        """Return the tensors in `buffer`, (size,) uint8, as a mapping from name to tensor."""
         return {place.name: place.of(buffer) for place in self.places}
 
     @cached_property

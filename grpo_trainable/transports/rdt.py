@@ -156,7 +156,7 @@ class _TwoSidedSender(_PackingSender):
         return self._fill(buffer, weights)
 
     def staged(self, round_: int) -> list[Tensor]:
-        """Return the buffer with the snapshot of this round, for Ray to send."""
+        """Return the buffer with the snapshot of this round, so that Ray can send the buffer."""
         (buffer,) = (buffer for buffer in self._slots if buffer.round == round_)
         return [buffer.bytes]
 

@@ -32,7 +32,7 @@ class AlignmentRecord:
         return STAGES[self.asked["stage"]]
 
     def series(self, metric: str) -> list[tuple[int, float]]:
-        """Return the logged values of a metric by step.
+        """Return the logged values of a metric as a mapping from step to value.
 
         A resumed run measures the held-out rows again, so a step can have several values. The last
         value counts. Before its first step, DPO has no accuracy: the policy is the reference, and

@@ -22,7 +22,7 @@ HEADER = ("category", "meaning", "responses", "share")
 
 
 def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
-    """Return a row for each category; none if the evaluation has no categories."""
+    """Return a row for each category, or no rows if the evaluation has no categories."""
     total = len(record.generations)
     return [
         (name, record.meanings[name], str(len(own)), f"{len(own) / total:.1%}")

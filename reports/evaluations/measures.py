@@ -1,4 +1,4 @@
-"""The figures of an evaluation: the mean of one value per prompt, with its interval.
+"""The figures of an evaluation: each is a mean over prompts, with its interval.
 
 The interval says how much the mean would vary with other prompts of the same kind, answered by the
 same policy. The interval is computed from one value per prompt, because responses to the same
@@ -30,7 +30,7 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Mean over prompts with its interval."""
+    """Mean over prompts, with its interval."""
 
     value: float
     low: float | None  # None if there is no interval
@@ -133,7 +133,7 @@ def ks(samples: int) -> list[int]:
 
 
 def pass_at(samples: int, correct: int, k: int) -> float:
-    """Return the share of all choices of k samples in which at least one sample is correct.
+    """Return the share of choices of k samples that include at least one correct sample.
 
     This is 1 - C(n - c, k) / C(n, k), the unbiased estimator of Chen et al. (2021),
     arXiv 2107.03374, for the probability that at least one of k responses is correct.
@@ -151,7 +151,7 @@ def majority_at(correct: int, others: Sequence[int], silent: int, k: int) -> flo
         correct: Number of samples with the correct answer, in any spelling.
         others: Number of samples with each of the other answers.
         silent: Number of samples without an answer, which have no vote.
-        k: Number of samples that vote.
+        k: Number of samples that are chosen.
     """
     return _majority_at(correct, tuple(sorted(others)), silent, k)
 
@@ -191,7 +191,7 @@ def _not_outvoted(
         rest: Number of other samples in the choice.
         toss: The probability of taking a sample.
     """
-    # chance[taken, ties]
+    # The indices are chance[taken, ties].
     chance = np.zeros((rest + 1, rest // votes + 1))
     chance[0, 0] = 1.0
     for count in others:

@@ -76,7 +76,7 @@ def difference_rows(paired: Sequence[Difference]) -> list[tuple[str, ...]]:
 
 
 def comparison_problems(record: EvaluationRecord, against: EvaluationRecord) -> list[str]:
-    """Return reasons why the differences may be due to more than the policies, one line each."""
+    """Return reasons, one line each, why the differences may not be due to the policies alone."""
     found = changes(record, against)
     if not found:
         return []

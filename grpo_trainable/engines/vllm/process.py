@@ -29,7 +29,7 @@ UNLESS_SET = {
     # On GPUs, Triton would multiply float32 matrices in TF32. On an H100, log-probs then differed
     # from the learner's by 0.001 to 0.002 nats per token.
     "TRITON_F32_DEFAULT": "ieee",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it cannot return processed log-probs
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # FlashInfer cannot return processed log-probs
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
@@ -163,11 +163,11 @@ def llm_arguments(
         "model": directory,
         "dtype": dtype,
         "load_format": "dummy",  # every weight arrives through the weight-transfer API
-        "skip_tokenizer_init": True,  # requests contain ids, and we find stop strings
+        "skip_tokenizer_init": True,  # requests contain ids, and our code finds stop strings
         "trust_remote_code": False,
         "hf_overrides": dict(overrides),
         "generation_config": "vllm",  # ignore the sampling defaults of the directory
-        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled
+        "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that is sampled
         "max_model_len": longest,
         "max_num_seqs": rows,
         "max_num_batched_tokens": max(PREFILL_TOKENS, longest),

@@ -51,7 +51,7 @@ def send_weights(
     Args:
         llm: vLLM.
         weights: The snapshot.
-        renamed: Gives tensors their names in `transformers`.
+        renamed: Function that gives tensors their names in `transformers`.
         leaves_process: True if worker processes hold the model.
 
     Raises:

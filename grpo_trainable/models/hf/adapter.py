@@ -30,7 +30,7 @@ PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 def adapter_files(directory: Path) -> dict[str, Path]:
-    """Return the files that adapters are read from, by name."""
+    """Return, by name, the files from which adapters are read."""
     return {name: directory / name for name in (ADAPTER_CONFIG, WEIGHTS)}
 
 
@@ -51,7 +51,7 @@ def check_adapter(
         rank: The setting `model.lora_rank`.
         alpha: The setting `model.lora_alpha`.
         targets: The setting `model.lora_targets`.
-        shapes: Shapes of the stored tensors of the model that gets the adapters, by name.
+        shapes: Shapes of the model's stored tensors, keyed by the names of the tensors.
 
     Raises:
         ValueError: A file is missing or damaged, the adapters are not plain LoRA, or they do not

@@ -23,12 +23,13 @@ LIMITS = ("sliding_window", "attention_chunk_size")
 def attention_limit(directory: Path) -> str | None:
     """Return the attribute of a model's config that limits attention, or None if there is none.
 
-    `transformers` reads the config, because a config.json may leave out what has a default value.
+    `transformers` reads the config, because a config.json may leave out settings that have a
+    default value.
 
     Raises:
         ValueError: `transformers` cannot read the config. The message is one line.
     """
-    from transformers import AutoConfig  # loads torch, which takes seconds
+    from transformers import AutoConfig  # this import loads torch and takes seconds
 
     try:
         config = AutoConfig.from_pretrained(

@@ -60,7 +60,7 @@ def read_shape(directory: Path) -> PolicyShape:
 
 
 def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the stored tensors by name. Only headers are read.
+    """Return, by name, the shapes of the stored tensors. Only headers are read.
 
     Raises:
         ValueError: A file is missing, truncated or not in the safetensors format. The message is
@@ -262,7 +262,7 @@ def layers_named(targets: str, shapes: Mapping[str, tuple[int, ...]]) -> list[st
 
 
 def _modules(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, bool]:
-    """Return the modules that have weights, each with True if it is a linear layer of the body."""
+    """For each module that has weights, return True if it is a linear layer of the body."""
     return {
         name.removesuffix(MATRIX): len(shape) == 2 and IN_A_LAYER.search(name) is not None
         for name, shape in shapes.items()

@@ -31,7 +31,7 @@ JSON_FILES = ("*.json", "*.jinja")  # patterns of the small files
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Facts about a Hugging Face model. The defaults apply if it is not on this machine."""
+    """Facts about a Hugging Face model. The defaults apply if the model is not on this machine."""
 
     has_chat_template: bool = False
     context_length: int | None = None  # maximum tokens of a prompt plus its response
@@ -107,7 +107,7 @@ def has_chat_template(directory: Path) -> bool:
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Return the maximum context length in a config.json, in tokens, or None if it states none."""
+    """Return the maximum context length that a config.json states, in tokens, or None."""
     return next((config[name] for name in CONTEXT_LENGTH if is_count(config.get(name))), None)
 
 

@@ -128,7 +128,7 @@ class LoraPolicy(Policy):
         self.base.checkpoint_gradients()
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the tensors that an engine samples with, by name.
+        """Return, by name, the tensors that an engine samples with.
 
         With `apart`, adapters are separate tensors. Otherwise, adapters are merged into the
         weights.
@@ -177,7 +177,7 @@ class LoraPolicy(Policy):
         return _Untrained(self)
 
     def start(self) -> dict[str, Tensor]:
-        """Return the adapters that the policy started from, by name, or {} if there were none."""
+        """Return, by name, the adapters that the policy started from, or {} if there were none."""
         return {
             name: self.get_buffer(f"start_{index}") for index, name in enumerate(self._started_from)
         }
@@ -187,7 +187,7 @@ class LoraPolicy(Policy):
         """Make the policy compute as the untrained policy does, within this context."""
         live, start = self.trained(), self.start()
         trained = {name: live[name].data for name in start}
-        layers = () if start else self._adapted().values()  # no start: turn adapters off
+        layers = () if start else self._adapted().values()  # without a start, turn adapters off
         for name, tensor in start.items():
             live[name].data = tensor
         for layer in layers:

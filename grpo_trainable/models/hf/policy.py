@@ -72,7 +72,8 @@ class HFPolicy(Policy):
         states_1TD = self.body(
             input_ids=packing.ids[None],
             position_ids=packing.positions[None],
-            # `transformers` does not change a mask of four dimensions. Packed rows never read it.
+            # `transformers` does not change a mask of four dimensions. Packed rows never read the
+            # mask.
             attention_mask=wanted.new_ones(1, 1, 1, 1),
             packing=packing,
             use_cache=False,

@@ -112,7 +112,7 @@ class RewardModel:
         return scores
 
     def _encode(self, prompt: str | Messages, response: str) -> list[int]:
-        """Return the ids of a conversation, or of a text that ends with the end-of-text token."""
+        """Return the ids of a conversation, or of a text followed by the end-of-text token."""
         if not isinstance(prompt, str):
             return self._tokenizer.apply_chat_template(
                 [*prompt, {"role": "assistant", "content": response}],
@@ -124,8 +124,9 @@ class RewardModel:
         return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Yield the indices of rows of similar length, at most `BATCH_TOKENS` tokens together.
+        """Yield the row indices of each batch.
 
+        The rows of a batch have similar lengths, and at most `BATCH_TOKENS` tokens together.
         Without a padding token, `transformers` cannot find the end of a row in a batch, so each row
         is yielded alone.
         """

@@ -98,7 +98,7 @@ def keep_distinctive(
 ) -> tuple[Rubric, ...]:
     """Return the criteria on which the responses differ most, in their previous order.
 
-    Criteria on which all responses have the same score are dropped. Of criteria with the same
+    Criteria on which all responses have the same score are dropped. If criteria have the same
     standard deviation, the older ones are kept.
 
     Args:

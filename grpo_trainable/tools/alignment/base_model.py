@@ -15,7 +15,7 @@ from grpo_trainable.models.hf.json_files import (
 )
 from grpo_trainable.tools.alignment.stages import Stage
 
-CLASSIFIER = "ForSequenceClassification"  # suffix of the architecture names of classifiers
+CLASSIFIER = "ForSequenceClassification"  # suffix of a classifier's architecture name
 
 
 def base_model(path: str, stage: Stage) -> Path:

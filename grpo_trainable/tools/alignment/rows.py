@@ -43,7 +43,7 @@ class MeasuredRow:
     """A held-out row with the scores and the response of the trained model."""
 
     row: Row
-    scores: tuple[float, float] | None = None  # of the chosen and the rejected response
+    scores: tuple[float, float] | None = None  # scores of the chosen and the rejected response
     response: str | None = None  # the most likely response of the trained policy
 
     @property
@@ -134,7 +134,7 @@ def _is_conversation(row: Row, columns: Sequence[str]) -> bool:
 
 
 def _mistake_in_response(messages: Sequence[Any]) -> str | None:
-    """Return the mistake in a conversation that must end with a response of the model, or None."""
+    """Return the mistake in a conversation, or None. The last message must be the model's."""
     if not messages:
         return "must have a message"
     mistake = mistake_in_messages(messages, tools=True)

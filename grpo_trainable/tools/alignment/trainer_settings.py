@@ -26,18 +26,18 @@ REFUSED = {
         "has no effect here",
     ),
 }
-ONLINE = ("hub_", "push_to_hub", "trackio_")  # prefixes of fields for online services
+ONLINE = ("hub_", "push_to_hub", "trackio_")  # fields of online services begin like this
 
 
 def split_assignments(assignments: Sequence[str]) -> dict[str, str]:
-    """Return the text of each value by key.
+    """Return a mapping from each key to the text of its value.
 
     Args:
         assignments: Texts of the form KEY=VALUE.
 
     Raises:
-        ValueError: If a text has another form, or a key is given twice or not allowed. The message
-            is one line.
+        ValueError: If a text has another form, or if a key is given twice or is not allowed. The
+            message is one line.
     """
     found: dict[str, str] = {}
     for text in assignments:
@@ -61,7 +61,7 @@ def converted(config_class: Any, texts: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         config_class: A config class of TRL.
-        texts: The text of each value by the name of the field.
+        texts: Mapping from the name of each field to the text of its value.
 
     Raises:
         ValueError: If there is no such field, or the field cannot have the value. The message is

@@ -85,13 +85,13 @@ def build_trainer(run: Run) -> Any:
 
 
 def _tokenizer(run: Run) -> Any:
-    """Return the tokenizer of the model, without a chat template that training does not use."""
+    """Return the model's tokenizer. Drop the chat template if training does not use it."""
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
         run.model, trust_remote_code=False, local_files_only=True
     )
     if _drops_template(run):
         tokenizer.chat_template = None
-        tokenizer.init_kwargs.pop("chat_template", None)  # otherwise it is written as null
+        tokenizer.init_kwargs.pop("chat_template", None)  # else `null` would be written
     return tokenizer
 
 

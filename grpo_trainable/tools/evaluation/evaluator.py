@@ -133,7 +133,7 @@ class Evaluator:
     def _sampled(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], Scores | None]:
-        """Sample groups. Return them with their scores, which are None without episodes."""
+        """Sample groups and return them with scores. Without episodes, the scores are None."""
         name, vocab_size = self._engine_name, self.policy.vocab_size
         if self._player is None:
             groups = self._engine.generate(requests, between_tokens)

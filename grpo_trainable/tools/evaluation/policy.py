@@ -21,7 +21,7 @@ from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPolicy:
-    """Weights in the form that a learner publishes, with the policy's tokenizer and sizes."""
+    """Weights as a learner publishes them, with the policy's tokenizer and sizes."""
 
     source: str  # "checkpoint", "directory" or "preset"
     path: str  # path of a checkpoint or directory, or the name of a preset

@@ -142,12 +142,12 @@ def must_name(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def assignment(key: str, value: Any) -> str:
-    """Return the text after the option `--set` that gives a setting this value."""
+    """Return the argument of the option `--set` that gives a setting this value."""
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _unnamed(settings: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Return the values that name code or a judge, by key."""
+    """Return key -> value for the settings whose values name code or a judge."""
     flat = flatten(settings)
     found = {}
     for key, check in checks.items():

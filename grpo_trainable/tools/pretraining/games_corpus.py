@@ -77,7 +77,7 @@ def episode(environment: Environment, spec: dict[str, Any], player: Player) -> D
 
 
 def guesser(rng: Random, listens: bool) -> Player:
-    """Return a player that guesses at random. If `listens`, guesses agree with the hints."""
+    """Return a player that guesses at random. If `listens`, its guesses agree with the hints."""
     low, high, last = 0, 9, 0
 
     def play(spec: dict[str, Any], told: str | None) -> str:

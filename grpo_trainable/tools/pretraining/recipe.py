@@ -20,7 +20,7 @@ class Recipe:
 class StoryRecipe(Recipe):
     """Settings for a policy that writes stories."""
 
-    front_share: float = 0.6  # share of documents in the first part, each with its keywords
+    front_share: float = 0.6  # first part's share of documents; there, each contains its keywords
     keyword_share: float = 0.4  # share of the later documents that contain their keywords
 
 
@@ -31,7 +31,7 @@ class ArithmeticRecipe(Recipe):
     preset: str = "arithmetic"
     largest: int = 30  # largest number in a problem, results included
     operations: int = 2  # maximum number of operations in a problem
-    front_share: float = 0.75  # share of documents in the first part, each entirely correct
+    front_share: float = 0.75  # first part's share of documents; there, each is entirely correct
     careful_share: float = 0.5  # share of the later documents with a right calculation
     format_share: float = 0.7  # share of the later documents with a correctly marked answer
 

@@ -17,7 +17,7 @@ import pytest
 from a_a import drawn, verdict
 from matplotlib.figure import Figure
 
-from grpo_trainable.config import resources
+from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
 from reports import changes
 from reports.canvas import LIGHT, Plot
@@ -1063,7 +1063,11 @@ def beside(directory: Path, space: str, arms: Sequence[str], **fixed: Any) -> li
     experiments.write_experiment(directory, space=space)
     for arm in arms:
         (trial,) = SPACES[space].trials({"arm": arm, **fixed}, [0], samples=1024)
-        experiments.write_trial(directory, trial.to_dict(), [experiments.row(1)])
+        timed = [
+            experiments.row(n, time__wall_clock_s=2.0 * n, count__trained=16.0 * n)
+            for n in range(1, trial.rounds + 1)
+        ]
+        experiments.write_trial(directory, trial.to_dict(), timed)
     record = read_experiment(directory)
     files = {trial.name: read_files(trial) for trial in record.trials}
     pairs = every_pair(record, compare(record.trials), files)
@@ -1105,6 +1109,21 @@ def test_without_the_arm_between_two_arms_they_are_neighbours(tmp_path):
         ),
         ("async_k4", "async_k1", "k 4, not 1"),
     ]
+
+
+def test_a_setting_of_a_users_task_makes_arms_differ(tmp_path):
+    """The keyword task, which the user's task is not, has a setting of the same name."""
+    directory = experiments.write_experiment(tmp_path / "e")
+    for arm, number in (("a", 1), ("b", 5)):
+        task = {"name": "/home/me/t.py:T", "keywords_per_prompt": number}
+        config = GRPOConfig.from_dict({"arm": arm, "rounds": 4, "task": task}).to_dict()
+        timed = [experiments.row(n) for n in range(1, 5)]
+        experiments.write_trial(directory, config, timed)
+    record = read_experiment(directory)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    pairs = every_pair(record, compare(record.trials), files)
+    (row,) = neighbours(pairs, record.arms)
+    assert row[2] == "task.keywords_per_prompt 5, not 1"
 
 
 def test_arms_with_different_numbers_of_samples_have_no_neighbours(tmp_path):
@@ -1234,7 +1253,7 @@ def test_the_answer_says_that_nothing_is_clear_and_that_one_seed_is_one_run(tmp_
 def test_an_undisturbed_experiment_is_called_so(tmp_path, others, said):
     rng = np.random.default_rng(0)
     record = write(tmp_path / "e", {BASE: [rows(rng)], OTHER: [rows(rng, others=others)]})
-    sentence = "Other processes disturbed no round."
+    sentence = "In no round did other processes take more than 10% of the machine's CPU time."
     assert (sentence in compare(record.trials).footnotes()) is said
     for trial in record.trials:
         for row in trial.rows:
@@ -1281,6 +1300,12 @@ def test_the_time_of_equal_evaluations_shows_changes_of_the_machine(
     notes = replace(compared, changes=changed).footnotes()
     found = [note for note in notes if note.startswith("Evaluations did the same work")]
     assert len(found) == (said is not None)
+    unequal = {
+        **compared.arms,
+        OTHER: [replace(own, evaluated_with=("more work",)) for own in compared.arms[OTHER]],
+    }
+    notes = replace(compared, changes=changed, arms=unequal).footnotes()
+    assert not any(note.startswith("Evaluations did the same work") for note in notes)
     assert said is None or said in found[0]
 
 

@@ -140,8 +140,8 @@ def test_a_figure_measured_on_samples_has_a_standard_error(tmp_path, errors, sta
     place = found.header.index("KL from sampler")
     cells = [row[place] for row in found.rows()]
     if seeds == 1:
-        assert "Such figures are followed by ± and their standard error." in found.caveats[-1]
-        assert cells == ["1 ± 0.3" if errors[0] else "1", "1 ± 0.5"]
+        assert "± and the standard error follow the figure." in found.caveats[-1]
+        assert cells == ["1 ± 0.25" if errors[0] else "1", "1 ± 0.5"]
     else:
         assert f"Their standard errors: {end}" in found.caveats[-1]
         assert "±" not in "".join(cells)
