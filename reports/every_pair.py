@@ -10,7 +10,7 @@ from grpo_trainable.config import GRPOConfig, resources, schedule, shown
 from grpo_trainable.text import written
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
-from reports.settings import is_own, reserved
+from reports.settings import reserved
 from reports.summary import COUNTED, MARK, Comparison, relative_to
 from reports.verdicts import Quantity, quantities
 
@@ -96,7 +96,7 @@ def _compared(config: GRPOConfig) -> dict[str, Any]:
     read = {
         key: value
         for key, value in config.in_effect.items()
-        if key not in NOT_COMPARED and (config.reads(key) or is_own(config, key))
+        if key not in NOT_COMPARED and config.reads(key)
     }
     return read | {"resources.generator_cpus": resources.generator_cpus(config)}
 

@@ -45,14 +45,12 @@ NO_EFFECT = (
 def run_section(experiment: ExperimentRecord) -> str:
     """Return, as HTML, the section on what was run: the chosen settings, with explanations."""
     by_arm, shared = _by_arm(experiment), _shared(experiment)
-    keys = dict.fromkeys(
-        k for own in by_arm.values() for trial in own for k in trial.config.in_effect
-    )
+    flat = {trial.name: trial.config.in_effect for trial in experiment.trials}
+    keys = dict.fromkeys(k for own in by_arm.values() for trial in own for k in flat[trial.name])
     different = [key for key in keys if key not in (*shared, "arm", "seed")]
 
     def setting(trial: TrialRecord, key: str) -> str:
-        read = trial.config.reads(key) or is_own(trial.config, key)
-        return shown(trial.config.in_effect.get(key)) if read else "-"
+        return shown(flat[trial.name].get(key)) if trial.config.reads(key) else "-"
 
     def row(key: str, of: Callable[[TrialRecord, str], str]) -> tuple[str, ...]:
         cells = (dict.fromkeys(of(trial, key) for trial in own) for own in by_arm.values())
@@ -88,18 +86,13 @@ def run_section(experiment: ExperimentRecord) -> str:
     )
 
 
-def is_own(config: GRPOConfig, key: str) -> bool:
-    """Return True if a user's task declares this setting."""
-    return config.task.is_custom and key in {f"task.{name}" for name, _ in config.task.own}
-
-
 def _meanings(keys: Sequence[str], experiment: ExperimentRecord) -> str:
     """Explain settings as HTML; empty if there are none, or only settings of a user's task."""
     configs = [trial.config for trial in experiment.trials]
     known = {
         key: CHECKS[key].meaning
         for key in keys
-        if key in CHECKS and not any(is_own(config, key) for config in configs)
+        if key in CHECKS and not any(config.task.declares(key) for config in configs)
     }
     if not known:
         return ""

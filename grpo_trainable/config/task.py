@@ -211,6 +211,10 @@ class TaskSettings(
         """Return True if the task is a user's class."""
         return is_reference(self.name)
 
+    def declares(self, key: str) -> bool:
+        """Return True if the task is a user's class that declares the setting `task.NAME`."""
+        return self.is_custom and key in {f"task.{name}" for name, _ in self.own}
+
     @property
     def has_custom_reward(self) -> bool:
         """Return True if user code scores responses: a reward function or a user's task."""

@@ -154,8 +154,9 @@ class GRPOConfig(TrialSettings):
 
     def reads(self, key: str) -> bool:
         """Return True if this key has an effect with the other settings."""
-        # A key that is not in CHECKS belongs to a user's task, which always reads it.
-        return key not in CHECKS or not CHECKS[key].unmet(self)
+        # A user's task always reads its own settings, even those with the name of a built-in one.
+        own = key not in CHECKS or self.task.declares(key)
+        return own or not CHECKS[key].unmet(self)
 
     def effective(self, key: str) -> Any:
         """Return the value of a setting, or the value that replaces none when the key is read."""
