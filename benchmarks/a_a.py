@@ -1,4 +1,6 @@
-"""Can comparisons of speed be trusted? Tests with equal arms and with other work on the machine.
+"""Can comparisons of speed be trusted?
+
+Tests them with equal arms, and with other work on the machine.
 
     python benchmarks/a_a.py                     are equal arms told apart?
     python benchmarks/a_a.py --part disturbed    are disturbed arms marked? seven minutes per repeat
@@ -131,7 +133,7 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
 
 
 def seconds_a_round(args: argparse.Namespace, storage: Path, options: Sequence[str]) -> float:
-    """Return the median seconds of a round of `a`, which include the work of the reward process."""
+    """Return the median seconds per round of `a`, including the work of the reward process."""
     task = f"task.reward={reward(storage, 'plain', 0.0)}"
     rows = run_trial("colocated_k1", seed=args.seed, options=["--set", task, *options])
     return statistics.median(row["time/step_s"] - row["time/eval_s"] for row in rows[1:])

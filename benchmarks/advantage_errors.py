@@ -53,7 +53,7 @@ from grpo_trainable.transports.in_process import InProcess
 
 TRUTH = 128  # number of completions per state that give the true value
 PROMPTS = 32  # held-out prompts, the same for all seeds
-KS = (4, 9)  # completions per state of VinePPO; 9 is the number in the paper
+KS = (4, 9)  # completions that VinePPO samples per state; 9 is the number in the paper
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Segments:
 
 
 def segments(groups: Sequence[RolloutGroup], values: Sequence[Tensor]) -> Segments:
-    """Divide the responses of groups with true state values into segments.
+    """Divide the responses of groups into segments.
 
     Args:
         groups: The groups, with the true values of their states.
@@ -151,9 +151,9 @@ def errors(own: Segments, *, truth: int, group_size: int) -> dict[str, dict[str,
 
 
 def tokens_per_response(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Return the mean number of tokens sampled for a response and the completions of its states.
+    """Return the mean number of tokens sampled for a response and for its states' completions.
 
-    A completion is as long as the rest of the response, on average. The responses of a group share
+    On average, a completion is as long as the rest of the response. The responses of a group share
     the completions of the prompt.
     """
     lengths = rest = 0.0
@@ -172,7 +172,10 @@ def tokens_per_response(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def of_checkpoint(config: GRPOConfig, directory: Path) -> dict[str, Any]:
-    """Measure the estimates on responses to held-out prompts, sampled by a checkpoint's policy."""
+    """Measure the errors of the estimates at a checkpoint.
+
+    The responses answer held-out prompts and are sampled by the checkpoint's policy.
+    """
     assert config.loss.gamma == config.loss.gae_lambda == 1, "`gae` is the reward minus a value"
     transport = InProcess()
     learner = Learner(config, transport)
@@ -236,5 +239,5 @@ def changed(config: GRPOConfig, changes: Mapping[str, Any]) -> GRPOConfig:
 
 
 def of_trial(config: GRPOConfig, directory: Path) -> list[dict[str, Any]]:
-    """Measure the estimates at every checkpoint of a trial."""
+    """Measure the errors of the estimates at every checkpoint of a trial."""
     return [of_checkpoint(config, path) for path in numbered_checkpoints(directory)]

@@ -1,4 +1,6 @@
-"""Does asynchrony pay? Lag 1 against synchronous and colocated runs with the same sample count.
+"""Does asynchrony pay?
+
+Compares runs at lag 1 with synchronous and colocated runs that have the same sample count.
 
 In every workload, these arms run one after the other, `--repeats` times, in a random order that the
 seed determines:
@@ -93,7 +95,7 @@ WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, settings
 
 
 def options(workload: str, settings: Sequence[str]) -> list[str]:
-    """Return the options of launch/tune.py, without evaluations or checkpoints during the run."""
+    """Return options of launch/tune.py for a run without evaluations or checkpoints on the way."""
     rounds, own = WORKLOADS[workload]
     words = ["--iterations", str(rounds), "--checkpoint-every", str(rounds)]
     for assignment in (f"eval.every={rounds}", *own, *settings):

@@ -116,7 +116,7 @@ class BesideRLlib(WithCurves):
 
 @dataclass(frozen=True)
 class BesideTokenEnv(Slice):
-    """A slice that also trains RLlib's PPO on the task, with as many responses as in its trials."""
+    """A slice that also trains RLlib's PPO on the task, with as many responses as its trials."""
 
     def run(self, directory: Path) -> dict[str, Any]:
         """Run the trials and RLlib's PPO."""
@@ -168,7 +168,7 @@ CONTROL = {
     "--set rollout.max_new_tokens=25 --set loss.gamma=0.95",
 }
 CONTROL_TRIALS = f"{TOGETHER} --set task.name=control --set eval.prompts=32"
-# Game -> options for the campaign `games`: the number of all held-out prompts of the game, and the
+# Game -> options for the campaign `games`: the total number of the game's held-out prompts, and the
 # number of episodes for each prompt.
 GAMES = {
     "guess": "--set eval.prompts=10 --set eval.samples=64",
@@ -270,7 +270,7 @@ def main() -> None:
     if any(isinstance(own, RealModel) for _, own in asked[: args.slices]):
         real_model.refuse_without_trl()
     os.nice(19)
-    # Ray would raise the niceness further, and the trials would hang beside any other work.
+    # Ray would raise the niceness further, and the trials would hang while any other work runs.
     os.environ.setdefault("RAY_worker_niceness", "0")
     for name, own in asked[: args.slices]:
         origin = provenance(args)

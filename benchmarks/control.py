@@ -22,9 +22,9 @@ from reports.records import TrialRecord
 EPISODES = 32  # held-out episodes in an evaluation
 EVALUATIONS = 8  # evaluations in training
 # Settings of RLlib's tuned examples cartpole_ppo.py and pendulum_ppo.py, from the directory
-# rllib/tuned_examples/ppo in commit 06ec0d18 of ray-project/ray. There is no example for the arm.
-# The arm gets the settings of the pendulum, this package's gamma, and convolutions that fit images
-# of 32 x 32 pixels.
+# rllib/tuned_examples/ppo in commit 06ec0d18 of ray-project/ray. There is no example for
+# the robot arm. It gets the settings of the pendulum, this package's gamma, and convolutions that
+# fit images of 32 x 32 pixels.
 TRAINING: dict[str, dict[str, Any]] = {
     "cartpole": {
         **{"gamma": 0.99, "lr": 3e-4, "num_epochs": 6},
@@ -33,7 +33,7 @@ TRAINING: dict[str, dict[str, Any]] = {
     "pendulum": {"lr": 3e-4, "lambda_": 0.1, "vf_clip_param": 10.0, "num_epochs": 6},
     "arm": {"lr": 3e-4, "lambda_": 0.1, "vf_clip_param": 10.0, "num_epochs": 6, "gamma": 0.95},
 }
-# The examples sample in two processes. Here one process has the environments of both.
+# The examples sample in two processes. Here one process runs the environments of both.
 ENVIRONMENTS = {"cartpole": 2, "pendulum": 20, "arm": 20}
 MODELS = {
     "cartpole": DefaultModelConfig(

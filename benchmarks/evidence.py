@@ -5,7 +5,7 @@
 
 The command starts only if the checkout has no uncommitted changes and the machine does no other
 work. Each item is a benchmark with arguments that shorten it. If the command is interrupted, the
-same command continues: it skips items that are complete at this commit. Afterwards,
+same command continues and skips items that are complete at this commit. Afterwards,
 benchmarks/results/ holds evidence.json, with the wall-clock time of each item and of all items.
 """
 

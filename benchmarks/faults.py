@@ -352,11 +352,11 @@ def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
 
 
 def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[int]:
-    """Return a list with the number of rounds that a kill cost, or [] before the first kill.
+    """Return a list with the number of rounds that a kill cost, or [] if there was no kill yet.
 
     Raises:
-        Lost: The number exceeds the rounds between two checkpoints plus the rounds of the last
-            `BOUND_S` seconds.
+        Lost: The kill cost more rounds than there are between two checkpoints and in the last
+            `BOUND_S` seconds together.
     """
     if not before:
         return []
@@ -426,7 +426,7 @@ def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
 
 
 def hopeless(failure: str | None, rng: random.Random, repeat: int) -> Outcome:
-    """Make every reward fail, or make the loss overflow if `failure` is None.
+    """Make every reward fail or, if `failure` is None, make the loss overflow.
 
     The trial must end with a line that names the cause.
     """

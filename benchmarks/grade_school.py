@@ -87,7 +87,7 @@ def asked(own: Problem) -> Example:
 
 
 def held_out(number: int) -> list[Problem]:
-    """Return `number` held-out problems with different questions.
+    """Return `number` held-out problems, no two of which have the same question.
 
     A smaller `number` gives the first problems of the same list.
     """

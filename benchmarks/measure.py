@@ -148,7 +148,7 @@ def printed_by(command: Sequence[str], threads: int) -> Any:
 
 
 def environment_of(threads: int) -> dict[str, str]:
-    """Return the environment of a process that computes with `threads` threads."""
+    """Return the environment variables of a process that computes with `threads` threads."""
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -159,7 +159,7 @@ def environment_of(threads: int) -> dict[str, str]:
 
 
 def environment_of_peer(threads: int) -> dict[str, str]:
-    """Return the environment of a process that uses TRL, with downloads and progress bars off."""
+    """Return the environment variables for TRL's process, with downloads and progress bars off."""
     return {**environment_of(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 

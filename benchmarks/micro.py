@@ -62,7 +62,7 @@ def turns(found: dict[str, Any]) -> str:
 LENGTHS = {"equal": (12, 48, 0.0), "long tail": (12, 32, 1.0), "long prompt": (96, 32, 1.0)}
 LONGEST = 4  # longest response, as a multiple of the mean length
 KINDS = ("padded", "packed")
-PRODUCT_SIZE = 2048  # rows and columns of the matrices whose product measures the machine
+PRODUCT_SIZE = 2048  # rows and columns of the matrices whose product measures machine speed
 PRODUCT_FLOP = 2 * PRODUCT_SIZE**3
 
 
@@ -561,7 +561,7 @@ def seconds_a_chunk(generators: int, seed: int) -> float:
 # ---- The table --------------------------------------------------------------------------------
 
 
-# name of a function -> the claim that it measures
+# name of a function -> the claim that it tests
 CLAIMS = {
     "packing": "packed rows make a gradient step faster and use less memory",
     "sampler_dtype": "bfloat16 makes sampling faster",

@@ -2,7 +2,7 @@
 
     python benchmarks/off_policy.py                             k, lag and replay: two hours
     python benchmarks/off_policy.py --spaces lag_exact          lag that is exact on any machine
-    python benchmarks/off_policy.py --spaces lag --budget 2h    add seeds until all have a verdict
+    python benchmarks/off_policy.py --spaces lag --budget 2h    add seeds until all arms are judged
 
 Runs `launch/tune.py --space … --num-samples … --margin …` with a fixed experiment name, in a
 directory named after the commit. So the same command continues an interrupted run. Afterwards, the

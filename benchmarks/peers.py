@@ -152,7 +152,7 @@ def prepared(args: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 
 def take_turns(job_file: str, contest: str, threads: str) -> None:
-    """Take a turn for every line of input, and print the seconds that it took."""
+    """For every line of input, take a turn, and print the seconds that it took."""
     job = json.loads(Path(job_file).read_text())
     turn = steps(job, contest, float(threads))
     for _ in sys.stdin:

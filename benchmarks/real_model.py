@@ -368,8 +368,8 @@ def peak_memory(root: int) -> Iterator[dict[str, float]]:
     """Measure the peak memory of a process and its descendants while the block runs.
 
     Yields:
-        A dictionary that contains the peak as `all`, in units of 10⁶ bytes. A page of memory
-        that several processes share counts once.
+        A dictionary that contains the peak under the key `all`, in units of 10⁶ bytes. A page
+        of memory that several processes share counts once.
     """
     peak, over = {"all": 0.0}, threading.Event()
 

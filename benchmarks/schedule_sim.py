@@ -38,7 +38,7 @@ CALIBRATION = "sync"  # the run whose times predict the other runs
 
 STILL = "optim.lr=1e-9"
 
-# Label -> arm of async_vs_sync, settings beyond the balanced workload `tiny`.
+# Label -> arm of async_vs_sync, settings in addition to those of the balanced workload `tiny`.
 VALIDATED: dict[str, tuple[str, list[str]]] = {
     CALIBRATION: ("sync", []),
     "sync, 2 generators": ("sync", ["resources.num_generators=2"]),
@@ -64,8 +64,8 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
             assert sync is not None
             own = times if times.hop_s else replace(times, hop_s=sync.hop_s)
             # Calls that load weights before the first round are not in the trace. If this run lacks
-            # times for a kind of call, including the calls of a colocated worker, the synchronous
-            # run has them.
+            # times for a kind of call, they come from the synchronous run. This includes the calls
+            # of a colocated worker.
             own = replace(own, calls={**sync.calls, **own.calls})
             simulated = {
                 "own": simulated_wall_clock(config, own),  # an update's time contains all passes
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the medians of the seconds over the repeats, and the errors of these medians."""
+    """Return the median seconds over the repeats, and the errors of these medians."""
     result = []
     for label in dict.fromkeys(run["run"] for run in runs):
         own = [run for run in runs if run["run"] == label]

@@ -29,7 +29,7 @@ def of_trial(trial: TrialRecord) -> list[tuple[float, float]]:
 
 
 def curve_of(rewards: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the curve for rewards that are listed in the order in which they were sampled."""
+    """Return the curve for rewards in the order in which their responses were sampled."""
     ends = [len(rewards) * point // POINTS for point in range(1, POINTS + 1)]
     return [(float(end), statistics.fmean(rewards[max(0, end - WINDOW) : end])) for end in ends]
 

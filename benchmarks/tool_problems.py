@@ -23,7 +23,7 @@ SYSTEM = {
     "role": "system",
     "content": f"Write {CALL}and an expression to use the calculator. Then write the answer.",
 }
-ROLE = "user"  # role of messages with results; `launch/align.py` accepts no tool messages
+ROLE = "user"  # role of messages that hold results; `launch/align.py` accepts no tool messages
 
 
 class ProblemCalculator(Calculator):
@@ -58,7 +58,7 @@ def asked(own: Problem) -> Example:
 
 
 def different(kind: str, *, held_out: bool) -> Iterator[Problem]:
-    """Yield problems of a kind with different questions."""
+    """Yield problems of one kind, no two of which have the same question."""
     found = set()
     for index in count():
         own = problem(f"{kind} {index}", held_out=held_out)

@@ -122,7 +122,7 @@ def write_rows(place: Path, model: Path) -> Path:
 
 
 def refuse_other_tokens(transcripts: Sequence[list[dict[str, str]]], model: Path) -> None:
-    """Check that the template renders each transcript as the tokens that an episode has.
+    """Check that the template renders each transcript into the same tokens as an episode.
 
     Raises:
         ValueError: The tokens differ.
@@ -147,7 +147,7 @@ def refuse_other_tokens(transcripts: Sequence[list[dict[str, str]]], model: Path
 
 
 def warm_start(place: Path) -> dict[str, Any]:
-    """Return figures of the warm start, and the commit that it ran with."""
+    """Return figures of the warm start, and the commit at which it ran."""
     found = json.loads((place / "sft" / "result.json").read_text())
     names = ("commit", "packages", "train_rows", "held_out_rows", "steps", "training_loss")
     return {name: found[name] for name in (*names, "held_out_loss")}
@@ -202,7 +202,7 @@ def measured(episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def is_call(turn: dict[str, Any]) -> bool:
-    """Return True if the environment got the turn's action as a call of the calculator."""
+    """Return True if the environment received the turn's action as a call to the calculator."""
     return turn["reward"] is not None and turn["action"].strip().startswith(CALL)
 
 

@@ -147,7 +147,7 @@ def race(path: str, contest: str, threads: str) -> None:
 
 
 def sample(job: dict[str, Any]) -> None:
-    """Sample all rows in one call for every line of input, as `GRPOTrainer` does."""
+    """For every line of input, sample all rows in one call, as `GRPOTrainer` does."""
     tokenizer = AutoTokenizer.from_pretrained(job["model"], padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(job["model"], **LOADED).eval()
     rows = [prompt for prompt in job["prompts"] for _ in range(job["group_size"])]

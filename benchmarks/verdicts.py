@@ -45,7 +45,7 @@ ARMS = 7  # arms of a simulated experiment with several arms
 FITTED_TO = RESULTS / "off_policy_lag.json"
 SIMULATIONS = {"errors": 40_000, "levels": 4_000_000}
 
-Test = Mapping[int, float]  # number of seeds -> one-sided level of the test after these seeds
+Test = Mapping[int, float]  # number of seeds -> one-sided level of the test after that many seeds
 
 
 def main() -> None:
@@ -116,7 +116,7 @@ def residuals(path: Path) -> tuple[np.ndarray, np.ndarray]:
     arms = json.loads(path.read_text())["arms"].values()
     rewards = np.array([arm["reward"] for arm in arms])  # (arms, seeds)
     seeds = rewards.shape[1]
-    scale = math.sqrt(seeds / (seeds - 1))  # corrects for a mean over the same seeds
+    scale = math.sqrt(seeds / (seeds - 1))  # corrects for taking the mean over the same seeds
     runs, differences = (
         scale * (own - own.mean(1, keepdims=True)) for own in (rewards, rewards[1:] - rewards[0])
     )
@@ -201,7 +201,7 @@ def e_value(seeds: int, r: float) -> float:
 
 
 def upper_tail(freedom: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Return P(T > t) as a function of an array.
+    """Return a function that computes P(T > t) for an array of values t.
 
     With t = sqrt(freedom) tan(angle), the density is proportional to cos(angle)^(freedom - 1).
     """

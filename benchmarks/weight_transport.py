@@ -162,7 +162,7 @@ class Pair:
         return time.perf_counter() - start
 
     def idle_cores(self) -> float:
-        """Return the mean CPU use per process while the actors are idle, in cores."""
+        """Return the mean CPU use per process, in cores, while the actors are idle."""
         before, start = self._cpu_s(), time.perf_counter()
         time.sleep(IDLE_S)
         return (self._cpu_s() - before) / (time.perf_counter() - start) / len(self.actors)
@@ -260,7 +260,7 @@ def summarise(turns: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _unchecked(ms: dict[str, float]) -> float:
-    """Return the time of a sync without the checksums in the learner and in the generator."""
+    """Return the time of a sync minus that of the checksums in the learner and generator."""
     return ms["total"] - (ms["summed_copy"] - ms["memcpy"]) - ms["checksum"]
 
 

@@ -52,7 +52,7 @@ class Band:
     form: str  # format of a value
     high: Callable[[float], float]
     low: Callable[[float], float] = lambda start: -math.inf
-    told: str  # the band in words; `{start}` and `{high}` stand for their values
+    told: str  # the band in words, with `{start}` and `{high}` in place of their values
     advice: str
     judges: Callable[[GRPOConfig], bool]  # True for trials in which leaving the band is a bad sign
 

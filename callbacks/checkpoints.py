@@ -24,7 +24,7 @@ from grpo_trainable.storage.trial_storage import (
 
 
 class CheckpointCallback(FailSafeCallback):
-    """Makes Tune forget checkpoints that trials have removed, and gives Tune missing last rows.
+    """Makes Tune forget removed checkpoints, and gives Tune the last rows that it lacks.
 
     At the end of the experiment, the callback prints which trials could not write their last
     checkpoint. The callback does not decide which checkpoint a trial continues from: the trial does
@@ -54,7 +54,7 @@ class CheckpointCallback(FailSafeCallback):
         # If the checkpoint follows a copy that Tune does not know, `TrialStorage.go_on` handles it.
         if checkpoint == noted or not follows_known_copy(checkpoint, noted):
             return
-        row["config"] = trial.config  # as in Tune's rows; the file's rows have all settings
+        row["config"] = trial.config  # as in Tune's rows; rows in the file have all settings
         trial.update_last_result(row)
         trial.on_checkpoint(_TrainingResult(checkpoint=checkpoint_at(checkpoint), metrics=row))
         forget_missing(trial.run_metadata.checkpoint_manager)

@@ -296,7 +296,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
     Args:
         trials: All trials that Tune has created.
         latest: Trial id -> newest row.
-        count: Number of all trials, including those not created yet.
+        count: Total number of trials, including those that Tune has not created yet.
     """
     table = Table(box=None, pad_edge=False, caption_justify="left")
     rows: list[Mapping[str, Any]] = []

@@ -29,7 +29,7 @@ class FailSafeCallback(Callback):
     refused to read or write a file (no space, no permission), because that is not a bug in the
     callback.
 
-    The class can be combined with Tune's own callbacks if it comes first:
+    A class can inherit from this class and Tune's own callbacks if this class comes first:
     `class X(FailSafeCallback, TBXLoggerCallback)`.
     """
 

@@ -301,8 +301,8 @@ class MirrorCallback(RoundWriter):
                 put_older_aside(trial_directory(trial), place)
             except OSError as error:
                 # It is unknown whether the store has rows that are later than the local ones. The
-                # trial must read the rows in the store too, so it fails if the store still does not
-                # answer. If the store answers again by then, `cut` starts the mirror.
+                # trial must also read the rows in the store, so it fails if the store still does
+                # not answer. If the store answers again by then, `cut` starts the mirror.
                 said = f"the rows in {place} cannot be read ({reason(error)})"
                 print(f"{label(trial)}: {said}", flush=True)
                 return

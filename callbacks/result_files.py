@@ -122,7 +122,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
 
 
 def _header(path: Path) -> list[str]:
-    """Return the columns of a CSV file. A missing or empty file has none."""
+    """Return the columns of a CSV file. A missing or empty file has no columns."""
     if not path.exists():
         return []
     with path.open(newline="") as file:

@@ -96,7 +96,7 @@ class VersionLogCallback(RoundWriter):
 
 
 def lag_histogram(trial: Any) -> dict[int, int]:
-    """Return lag -> number of a trial's groups that were first trained on at that lag."""
+    """Return the number of a trial's groups by the lag at which they were first trained on."""
     counts: Counter[int] = Counter()
     for part in read_parts(trial, "rollouts", ["cursor", "lag", "first_use"]):
         # Each row is a response. The responses to a prompt have the same lag.

@@ -38,7 +38,7 @@ class RoundWriter(FailSafeCallback):
     # ---- For subclasses ----------------------------------------------------------------------
 
     def content(self, result: dict[str, Any]) -> Any:
-        """Return the part of a row to write (by default the row's details), or None for nothing."""
+        """Return what to write of a row (by default its details), or None to write nothing."""
         return details_of(result)
 
     def cut(self, trial: Any, last: int) -> None:

@@ -21,7 +21,7 @@ class StageTimingsCallback(FailSafeCallback):
 
 
 def stage_totals(trial: Any) -> dict[str, float]:
-    """Return a trial's device-hours, and the seconds that each stage, waiting and saving took.
+    """Return a trial's device-hours, and its seconds in each stage, in waiting and in saving.
 
     The totals cover all rounds in the trial's `result.json`. Before the first round, the result is
     empty.

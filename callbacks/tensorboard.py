@@ -129,7 +129,7 @@ class EventFile:
 
         Args:
             directory: Directory of the file.
-            purge_step: The first step that readers should ignore in earlier files.
+            purge_step: Readers should ignore this step and all later steps in earlier files.
             head: The first summary in the file.
 
         Raises:
@@ -218,7 +218,7 @@ def cut_events(path: Path, last: int) -> None:
 
 
 def examples_table(evaluations: dict[str, list[Any]]) -> str:
-    """Return a Markdown table with the first response to each of a few prompts per evaluation."""
+    """Return a Markdown table: for each evaluation, the first response to each of a few prompts."""
     lines = ["| round | prompt | response | reward |", "|---|---|---|---|"]
     shown: dict[int, int] = {}
     names = SCHEMAS["evaluations"].names

@@ -132,7 +132,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def config_of(trial: Any) -> GRPOConfig:
-    """Return a trial's config, with defaults."""
+    """Return a trial's config, with defaults filled in."""
     return GRPOConfig.from_dict(expanded(trial.config))
 
 
@@ -156,10 +156,10 @@ def metrics_in(trial: Any, row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def label(trial: Any) -> str:
-    """Return the name of a trial in messages: `arm/seed`.
+    """Return the name that messages use for a trial: `arm/seed`.
 
-    A trial keeps its name if PBT gives it the settings of another trial. If the settings of a trial
-    name no valid arm, the trial has the name that Tune gave it.
+    A trial keeps its name if PBT gives it the settings of another trial. If a trial's settings do
+    not contain a valid arm, the trial has the name that Tune gave it.
     """
     own = trial.evaluated_params
     first = {key: own[key] for key in ("arm", "seed") if key in own}

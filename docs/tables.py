@@ -282,7 +282,7 @@ def arms_of_log(log: str) -> list[dict[str, str]]:
 
 
 def quickstart(columns: str) -> list[str]:
-    """Return the final table of the recorded run, with all columns or those of the README."""
+    """Return the final table of the recorded run, with all columns or only those of the README."""
     rows = arms_of_log((ROOT / "docs" / "quickstart" / "log.txt").read_text(encoding="utf-8"))
     titles = README_COLUMNS if columns == "readme" else tuple(rows[0])
     text = align([titles, *([row[title] for title in titles] for row in rows)])
@@ -318,7 +318,7 @@ def off_policy(space: str) -> list[str]:
 
 
 def verdict(own: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the difference, its bounds and the verdict; if there is no difference, the faults."""
+    """Return a difference, its bounds and its verdict, or the faults if there is no difference."""
     if own["difference"] is None:
         return "-", "; ".join(own["faults"])
     bounds = "" if own["low"] is None else f" ({own['low']:+.3f} to {own['high']:+.3f})"

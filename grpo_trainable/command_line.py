@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         self._advice = advice
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Parse all arguments. Raise UsageError for an unknown one, with advice on the option."""
+        """Parse all arguments. Raise UsageError for an unknown option, with advice on it."""
         parsed, unknown = self.parse_known_args(args, namespace)
         for option in unknown:
             advice = self._advice(option) if option.startswith("--") else None
@@ -69,7 +69,7 @@ class Once(argparse.Action):
     """Action of `argparse` for an option that must not be given twice."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Store the value. Raise UsageError if there is one already."""
+        """Store the value. Raise UsageError if the option already has a value."""
         before = getattr(namespace, self.dest)
         if before is not None:
             name = self.option_strings[0]

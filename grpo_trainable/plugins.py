@@ -74,7 +74,7 @@ def is_reference(text: str) -> bool:
 
 
 def load(key: str, reference: str, fits: Callable[[Any], bool] = callable) -> Any:
-    """Return the object that the setting `key` names. By default, it must be callable.
+    """Return the object that the setting `key` names. By default, the object must be callable.
 
     Raises:
         PluginError: The object cannot be imported, or `fits` rejects it.

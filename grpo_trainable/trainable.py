@@ -99,7 +99,7 @@ class GRPOTrainable(tune.Trainable):
             self._fail_later(error)
 
     def _fail_later(self, error: Exception) -> None:
-        """Let the next step or restore raise the error. Outside Tune, raise the error now."""
+        """Let the next `step` or `restore` raise the error. Outside Tune, raise the error now."""
         if self._trial_info is None:
             raise error
         self.trial = cast("Trial", InvalidTrial(error))
@@ -224,7 +224,7 @@ class GRPOTrainable(tune.Trainable):
         self.trial.save(checkpoint_dir)
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Restore a checkpoint. If it is damaged, restore the trial's newest intact checkpoint.
+        """Restore a checkpoint or, if it is damaged, the trial's newest intact checkpoint.
 
         In the next row, the count of rounds and the total time continue from those of the
         checkpoint.
@@ -330,7 +330,7 @@ class DetailedGRPO(GRPOTrainable):
         row = super().train()
         details, self._details = self._details, None
         # `super().train` keeps the row. Tune stores the kept row with every checkpoint and in every
-        # snapshot of the experiment, so that row has no details.
+        # snapshot of the experiment, so the kept row must not contain details.
         return Row.of(row, details)
 
     def _ran(self, report: RoundReport) -> None:

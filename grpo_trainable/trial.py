@@ -202,7 +202,7 @@ class Trial:
 
     @property
     def rounds_trained(self) -> int:
-        """Number of rounds of training so far."""
+        """Number of training rounds so far."""
         return self.pipeline.gate.learner_round
 
     def run_round(self) -> RoundReport | None:

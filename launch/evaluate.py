@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _advice(option: str) -> str | None:
     """Return advice on an unknown option.
 
-    Return None if the advice names a setting that only training reads.
+    Return None if the advice would name a setting that only training reads.
     """
     from grpo_trainable.tools.evaluation.settings import is_read
 
@@ -190,7 +190,8 @@ def _temperatures() -> str:
     check = CHECKS["eval.temperature"]
     others: dict[float, list[str]] = {}
     for task, default in check.of_tasks.items():
-        if task != CONTROL:  # control has no language model, and only language models are evaluated
+        # The task `control` has no language model, and only language models are evaluated.
+        if task != CONTROL:
             others.setdefault(default, []).append(task)
     own = [f"{value:g} for {', '.join(tasks)}" for value, tasks in others.items()]
     return "; ".join([f"{check.default:g}", *own])

@@ -78,10 +78,10 @@ SHOWN_ONLY = ("list", "settings", "dry_run")  # options that show something and 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    # Until the trials run, SIGTERM ends the command as Ctrl-C does.
+    # Until the trials start, SIGTERM ends the command as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Files must not be writable for other users, or a resume would reject them. Ray's processes
-    # inherit the umask.
+    # Files must not be writable by other users; otherwise, a resume would reject them. Ray's
+    # processes inherit the umask.
     os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
     return command_line.run("tune", lambda: _main(sys.argv[1:] if argv is None else argv))
 
@@ -406,7 +406,7 @@ def run(plan: Plan) -> int:
 def plan_of_next_block(plan: Plan) -> Plan | None:
     """Plan the next block of seeds, write the plan to experiment.json, and return it.
 
-    Print the verdicts so far, and the probable cost of deciding the undecided arms. Return None
+    Print the verdicts so far, and the probable cost of reaching the missing verdicts. Return None
     without `--until-decided`, or if no more seeds are to be added.
     """
     from reports.experiment import ExperimentError
@@ -548,7 +548,8 @@ def tell(
 
     Args:
         plan: The plan.
-        directory: Directory of the experiment, or of its local copy if it is in an object store.
+        directory: Directory of the experiment, or of its local copy if the experiment is in an
+            object store.
         failed: The trials that failed.
         command: The command that writes the report.
         interrupted: True after Ctrl-C or SIGTERM.
@@ -582,9 +583,9 @@ def tell(
 
 
 def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, command: str) -> None:
-    """Write the report and print its path, or the `command` that writes it later.
+    """Write the report and print its path, or print the `command` that writes it later.
 
-    Then print the menu, or the reason why there are no verdicts, and a line for each tracker.
+    Then print the menu (or the reason why there are no verdicts) and a line for each tracker.
     """
     from reports.menu_text import menu_or_reason, table
     from reports.own_files import changed_code

@@ -124,7 +124,7 @@ def answer(
     every = [trial for trials in arms.values() for trial in trials]
     has_early = any(_is_early(trial) for trial in every)
     left_out = set() if has_early else {EARLY_REWARD.name}
-    # A column of speeds without a figure shows `MARK`.
+    # Keep a column of speeds without figures if its cells show `MARK`.
     left_out |= {
         column.name
         for column in asked
@@ -193,7 +193,7 @@ def _unit(column: Column) -> str:
 
 
 def _about_kl(columns: Sequence[Column], arms: Mapping[str, Sequence[TrialRecord]]) -> list[str]:
-    """Say how far the KL to the reference can be compared."""
+    """Say to what extent values of the KL to the reference can be compared."""
     of_reference = [c.title for c in columns if c.metric == "kl/reference_nats"]
     return [f"{title}: {OLDER_RESPONSES}{comparable_by_kl(arms)}" for title in of_reference]
 
@@ -302,7 +302,7 @@ def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | Non
 
 
 def early_evaluation(trial: TrialRecord) -> tuple[int, float] | None:
-    """Return (round, held-out reward) of the evaluation nearest to the share `EARLY` of the rounds.
+    """Return (round, held-out reward) of the evaluation nearest to round `EARLY` × `rounds`.
 
     Return None if the trial has not been evaluated after round 0.
     """

@@ -1,7 +1,7 @@
 """Audit of each arm before any verdict: was the arm trained as its settings ask?
 
-An audit covers the complete trials of an arm, which have run all their rounds. An arm with a fault
-has no verdict, because its reward says nothing about the settings under test.
+An audit covers the complete trials of an arm: those that have run all their rounds. An arm with a
+fault has no verdict, because its reward says nothing about the settings under test.
 docs/howto/verdict.md explains the checks.
 """
 
@@ -193,7 +193,7 @@ def _discarded(trial: TrialRecord) -> float | None:
 
 
 def _lengths(trials: Sequence[TrialRecord]) -> tuple[list[float], list[float]]:
-    """Return mean lengths by round: of the responses trained on, and of the responses drawn.
+    """For each round, return the mean lengths of the responses trained on and the responses drawn.
 
     Only rounds with both lengths count. With replay, a round also trains on responses of earlier
     rounds, so its two lengths cannot be compared and are left out.
@@ -244,7 +244,7 @@ def _samples_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -
 
 
 def _weights_fault(trials: Sequence[TrialRecord], base: Sequence[TrialRecord]) -> Fault | None:
-    """Return a fault if the rewards of an arm and of the baseline sum their parts differently."""
+    """Return a fault if an arm and the baseline weight the parts of the reward differently."""
     weights = [trial.config.task.part_weights for trial in (*base, *trials)]
     if not base or all(own == weights[0] for own in weights):
         return None
@@ -282,7 +282,7 @@ Learned = list[dict[str, float]]
 
 
 def _identical(arms: Mapping[str, Sequence[TrialRecord]]) -> dict[str, list[str]]:
-    """Return, for each arm, the arms that learned the same despite settings that should matter.
+    """Map each arm to others that learned the same as it, despite settings that should matter.
 
     Two arms learned the same if all their metrics, except those in `OF_WORK`, agree bit for bit in
     every round of every shared seed.

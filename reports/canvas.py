@@ -141,7 +141,7 @@ def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
 
 
 def _pixels(figure: Figure) -> NDArray[np.uint8]:
-    """Draw a figure. Return its pixels as (height, width, 4) red, green, blue and opacity."""
+    """Draw a figure. Return its pixels as (height, width, 4): red, green, blue and opacity."""
     assert isinstance(figure.canvas, FigureCanvasAgg)
     figure.canvas.draw()
     return np.asarray(figure.canvas.buffer_rgba())

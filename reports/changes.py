@@ -212,7 +212,7 @@ class Change:
 
     @property
     def threshold(self) -> float:
-        """Change above which the report names the quantity."""
+        """The report names the quantity if its change exceeds this threshold."""
         wide = self.quantity.threshold * self.widened
         return min(wide, MAX_RELATIVE) if self.quantity.relative else wide
 
@@ -244,7 +244,7 @@ class Change:
         return {place: abs(change(*ends)) / self.threshold for place, ends in moved.items()}
 
     def _found(self) -> Iterator[tuple[str, Mapping[int, Ends], str]]:
-        """For each direction, yield a description of the changes, their two values, and any doubt.
+        """For each direction, yield a description, the values before and after, and any doubt.
 
         If no change in a direction exceeds the threshold by more than the noise of its measurement,
         the changes in this direction are in doubt.
@@ -355,8 +355,7 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values, Mapping[str, int]]:
         before |= {quantity.name: first[metric]} if metric in first else {}
         after |= {} if late is None else {quantity.name: late}
         # All responses of the round count, even for the reference NLL: the sampler's NLL is known
-        # for all of them, and only the reference NLL minus the sampler's NLL is estimated from a
-        # sample.
+        # for all of them, and only the difference between the two NLLs is estimated from a sample.
         responses[quantity.name] = schedule.responses_per_round(trial.config)
     return before, after, responses
 
@@ -368,7 +367,10 @@ def _error_of_nll(trial: TrialRecord) -> float:
 
 
 def moved_in(changes: Mapping[str, Sequence[Change]]) -> list[str]:
-    """Say in one line for each arm what moved. The largest multiple of a threshold comes first."""
+    """For each arm, say in one line which quantities moved.
+
+    The largest multiple of a threshold comes first.
+    """
     if not any(change.known for own in changes.values() for change in own):
         return ["nothing was measured both before and after training"]
 
@@ -390,7 +392,7 @@ def moved_in(changes: Mapping[str, Sequence[Change]]) -> list[str]:
 
 
 def most_moved(changes: Sequence[Change]) -> int:
-    """Return the place of the trial that exceeds a threshold the most, or 0 if no trial moved."""
+    """Return the place of the trial that most exceeds a threshold, or 0 if no trial moved."""
     sizes = [(size, place) for change in changes for place, size in change.sizes.items()]
     return max(sizes)[1] if sizes else 0
 

@@ -63,7 +63,7 @@ class Contrast:
 
     @property
     def seeds_needed(self) -> int | None:
-        """Number of seeds that would show a difference of this size in four of five experiments.
+        """Number of seeds with which four of five experiments would show a difference of this size.
 
         None if the number is above `intervals.MOST_SEEDS` or unknown.
         """
@@ -76,8 +76,8 @@ class Contrast:
         """Return the interval as text; empty if there is none.
 
         Args:
-            form: The format of both ends. If the interval excludes equality but would seem to end
-                at it, the ends get more digits.
+            form: The format of both ends. If the interval excludes equality, but a rounded end
+                would be equality, both ends get more digits.
         """
         if self.interval is None:
             return ""

@@ -24,7 +24,7 @@ NOT_COMPARED = ("arm", "seed", "rounds", "eval.every")
 
 @dataclass(frozen=True, kw_only=True)
 class ArmPair:
-    """Comparison of an arm, in all quantities, with one that precedes it in the table of arms."""
+    """Comparison of an arm, in all quantities, with an arm before it in the table of arms."""
 
     arm: str
     over: str
@@ -64,7 +64,8 @@ def neighbours(
 
     Returns:
         Cells in the order of `NEIGHBOURS`; empty if trials of one arm differ in their settings, if
-        the arms were to train on different numbers of samples, or with more than `MOST_ARMS` arms.
+        the arms were to train on different numbers of samples, or if there are more than
+        `MOST_ARMS` arms.
     """
     if len(arms) > MOST_ARMS:
         return []
@@ -106,7 +107,7 @@ def _different(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _between(middle: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return True if settings lie between two others, and differ from both."""
+    """Return True if an arm's settings lie between those of two others, and differ from both."""
     if not (_different(middle, one) and _different(middle, other)):
         return False
     for key, value in middle.items():

@@ -46,7 +46,7 @@ LEFT_OUT = "left out, because its config cannot be used"
 OF_RLLIB = "it is a config of RLlib, and trials of RLlib have no report; use GRPOTrainable instead"
 
 # First round of a stretch (rounds with the same settings), the settings, and the trial that was
-# copied at its start. The last entry is None if no trial was copied.
+# copied at the start of the stretch. The last entry is None if no trial was copied.
 Begun = tuple[int, dict[str, Any], Any]
 
 
@@ -123,7 +123,8 @@ def _why_none(left_out: Sequence[str], entries: Mapping[str, str]) -> str:
     """Return, in one line, the reasons why no trial of a user's own Tuner can be used.
 
     Args:
-        left_out: A line for each trial with unusable settings. Each begins with the trial's name.
+        left_out: A line for each trial with unusable settings. Each line begins with the trial's
+            name.
         entries: name -> kind of each entry of the experiment's directory.
     """
     reasons = list(left_out[:MOST_REASONS])

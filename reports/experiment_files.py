@@ -4,7 +4,7 @@ An experiment can come from anyone. A link in its directory could bring one of t
 into the report, or make the report overwrite one of them. A FIFO would block the report for ever.
 So every path is walked from the directory that the user named, one component at a time, through
 file descriptors. A link anywhere on the path is rejected, and nothing can be replaced by a link
-between check and use.
+between the check and the use.
 
 The path to the user's directory is the user's choice and may contain links. A hard link cannot be
 distinguished from the original file. If the kernel protects hard links (Linux:

@@ -82,8 +82,9 @@ def over_rounds(
 ) -> Estimate | None:
     """Estimate the log of the ratio between two arms' responses per second, from one run of each.
 
-    Slow rounds tend to follow slow rounds. So the spread is computed from the means of `BATCHES`
-    long batches of consecutive rounds (Schmeiser 1982), with Welch's degrees of freedom.
+    Slow rounds tend to follow slow rounds. So the run is cut into `BATCHES` long batches of
+    consecutive rounds, and the spread is computed from the means of the batches (Schmeiser 1982),
+    with Welch's degrees of freedom.
 
     Args:
         arm: Seconds and responses of the arm's rounds, (R,) each.
@@ -124,8 +125,8 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
     """Return the mean difference, with an interval that allows for other seeds and other prompts.
 
     Seeds and prompts are both drawn at random. So the variance is computed from a two-way table,
-    as (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom. Here
-    MS_seeds and MS_prompts are taken to be at least MS_rest.
+    as (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom. If
+    MS_seeds or MS_prompts is smaller than MS_rest, MS_rest is used in its place.
 
     Args:
         differences: One value per seed and prompt, (n, P).

@@ -67,7 +67,7 @@ class Pairs:
     """Differences in reward between an arm and the baseline, one per shared seed."""
 
     differences: np.ndarray  # (n,), arm minus baseline
-    margins: np.ndarray  # (n,), equal values unless the margin is relative to the baseline
+    margins: np.ndarray  # (n,), all equal unless the margin is relative to the baseline
     copy: bool = False  # True if the arm repeats the baseline exactly, as a synchronous arm can
     # Standard deviation that the evaluation alone adds to a difference; 0 if unknown.
     evaluation_sd: float = 0.0
@@ -96,8 +96,8 @@ class Judgement:
     seeds: int
     # Probability that this comparison finds “no worse” for an arm that equals the baseline.
     power: float | None
-    # Number of seeds at which a decision is likely, or was made. None after one seed, and if the
-    # number is above the maximum of the design or above `MOST_SEEDS`.
+    # Number of seeds at which a decision is likely, or was made. None if there is only one seed,
+    # or if the number is above the maximum of the design or above `MOST_SEEDS`.
     seeds_needed: int | None
     seeds_missing: int | None  # seeds still to run until a decision is likely; 0 after a decision
     copy: bool = False  # True if the arm repeats the baseline exactly
@@ -107,9 +107,9 @@ def judge(arms: Mapping[str, Pairs], design: Design) -> dict[str, Judgement]:
     """Return the verdict about each arm.
 
     An arm is *no worse* if the lower bound of its difference is above -margin, *better* if the
-    lower bound is above 0, and *worse* if the upper bound is below -margin. The claims of each kind
-    form a family of tests, whose error probability is at most `ALPHA` over all arms. With at
-    least two seeds, a copy of the baseline is no worse.
+    lower bound is above 0, and *worse* if the upper bound is below -margin. The claims of one kind
+    about all arms form a family of tests. The probability of a false claim in a family is at most
+    `ALPHA`. With at least two seeds, a copy of the baseline is no worse.
 
     Args:
         arms: The differences of each arm, at least one difference per arm.
@@ -175,8 +175,8 @@ def _refuse_to_look_early(arms: Mapping[str, Pairs], planned: int) -> None:
 def _missing(needed: int | None, seeds: int, design: Design) -> int | None:
     """Return how many seeds have to be run until a decision is likely.
 
-    If the one test of a fixed design has been made, only a new experiment can decide, and it has to
-    run all `needed` seeds.
+    A fixed design allows a single test. After this test, only a new experiment can decide, and it
+    has to run all `needed` seeds.
     """
     if needed is None:
         return None
@@ -225,8 +225,8 @@ def _lower_bound(
 ) -> float | None:
     """Return a lower bound of the difference that does not contradict the verdict.
 
-    The claims *better* form a family of tests with its own levels. So if an arm is not found
-    *better*, its lower bound is at most 0.
+    The claims that arms are *better* form a family of tests with its own levels. So if an arm is
+    not found *better*, its lower bound is at most 0.
     """
     if claims[BETTER].rejected:
         return plain.lower(claims[BETTER].nominal)
@@ -328,7 +328,7 @@ def seeds_for_power(
         at_least: The first number of seeds to consider.
 
     Returns:
-        The number, or None if it exceeds the maximum of an anytime design, or `MOST_SEEDS`.
+        The number; None if it is above `MOST_SEEDS` or the maximum of an anytime design.
     """
     most = min(design.seeds, MOST_SEEDS) if design.anytime else MOST_SEEDS
 

@@ -65,12 +65,12 @@ class Price:
 
     minutes: float
     device_hours: float
-    disturbed: bool  # True if other processes slowed trials that the cost is computed from
+    disturbed: bool  # True if the cost is computed from trials that other processes slowed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Sources of the variance, from seed to seed, of an arm's difference in reward."""
+    """Sources of the seed-to-seed variance of an arm's difference in reward."""
 
     # Share of the variance that comes from the evaluation: some prompts are easier in one run than
     # in another, and responses are sampled. The rest comes from other differences between runs.
@@ -79,7 +79,7 @@ class Noise:
     evaluation_sd: float
     seed_sd: float  # observed standard deviation, over the seeds, of the difference
     prompts: int  # number of prompts in the last evaluation
-    more_prompts: int  # `MORE_PROMPTS` times as many, but not more than the task holds out
+    more_prompts: int  # `MORE_PROMPTS` times `prompts`, but at most what the task holds out
     held_out: int | None  # number of prompts that the task holds out; None if unknown
     # Cost of a given precision with `more_prompts` in the last evaluation, relative to the cost
     # with more seeds alone. None if the times are unknown.
@@ -87,7 +87,7 @@ class Noise:
 
     @property
     def relative_seeds(self) -> float:
-        """Ratio of the numbers of seeds for equal precision with `more_prompts` and `prompts`."""
+        """Factor by which `more_prompts` change the number of seeds needed for equal precision."""
         share = self.evaluation_share
         return 1 - share + share * self.prompts / self.more_prompts
 
@@ -341,7 +341,7 @@ def _faults(audits: Mapping[str, Audit], arm: str, baseline: str) -> list[str]:
 
 
 def _planned_arms(experiment: ExperimentRecord) -> list[str]:
-    """Return all arms, including planned arms without results, in the order of the question."""
+    """Return all arms, including arms that have no results yet, in the question's order."""
     begun = {trial.arm: trial.config.arm for trial in experiment.trials}
     waiting = {arm: arm for arm, _ in experiment.not_begun if arm not in begun.values()}
     named = begun | waiting

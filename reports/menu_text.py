@@ -329,7 +329,7 @@ def _seeds_needed(menu: Menu) -> dict[str, int]:
 
 
 def _with_more_prompts(menu: Menu, needed: Mapping[str, int]) -> str:
-    """Say how many seeds are enough with more prompts in the last evaluation, if that is cheaper.
+    """If more prompts in the last evaluation are cheaper, say how many seeds are then enough.
 
     Args:
         menu: The menu.
@@ -604,7 +604,7 @@ def _most(menu: Menu) -> int:
 
 
 def _may_be_reduced(row: MenuRow) -> bool:
-    """Return True if more seeds can decide the arm, or more prompts can at a lower cost."""
+    """Return True if more seeds can decide the arm, or if more prompts can do so more cheaply."""
     own, noise = row.judgement, row.noise
     assert own is not None
     assert noise is not None

@@ -45,7 +45,7 @@ def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
 
 
 def replaced(experiment: ExperimentRecord) -> int:
-    """Return the number of file changes that resumes found after the experiment had results.
+    """Count the changed files that were found by resumes after the experiment had results.
 
     A file that changed before each of two resumes counts twice.
     """

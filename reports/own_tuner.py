@@ -20,11 +20,11 @@ DIRECTORY = re.compile(
 
 
 def with_absolute_paths(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials. Those without rows get absolute paths if these are known.
+    """Return the trials. Trials without rows get absolute paths if the paths are known.
 
     Rows contain absolute paths. Without rows, the settings are read from params.json, which
-    contains the paths as the user wrote them. Another trial that has rows and the same relative
-    path tells which absolute path is meant.
+    contains the paths as the user wrote them. The rows of another trial with the same relative path
+    show which absolute path is meant.
     """
     if all(trial.stretches for trial in trials):
         return list(trials)

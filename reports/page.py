@@ -673,7 +673,7 @@ def _examples_section(
 
 
 def _scores(experiment: ExperimentRecord) -> str:
-    """Explain the scores that follow the reward of a response. The text begins with a space."""
+    """Explain the scores that are shown after a response's reward. The text begins with a space."""
     tasks = [trial.config.task for trial in experiment.trials]
     if any(task.has_custom_reward or task.part_weights for task in tasks):
         return " Scores after the reward are its parts, without their weights."

@@ -250,7 +250,8 @@ def _held_out_of(quantity: str) -> Series:
     """Return the series of a held-out quantity by round, including round 0.
 
     Args:
-        quantity: The common start of the names of two metrics, which end with `_mean` and `_first`.
+        quantity: The start that the names of two metrics share. One name ends with `_mean`, the
+            other with `_first`.
     """
 
     def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
@@ -361,8 +362,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
 def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | str]:
     found: dict[str, Bar | str] = dict.fromkeys(comparison.arms, NOT_KNOWN)
     if comparison.baseline is not None:
-        # If no other arm has a ratio, a bar of the baseline alone would hide the reason why there
-        # is none.
+        # A bar of the baseline alone would hide the reason why no other arm has a ratio.
         usable = bool(comparison.speed) or not comparison.not_comparable
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0) if usable else NOT_COMPARABLE
     found |= dict.fromkeys(comparison.exact_lags, EXACT)

@@ -59,7 +59,7 @@ def stretches_of(trial: TrialRecord) -> Iterator[tuple[Stretch, int]]:
 
 
 def groups_of_donors(trial: TrialRecord, members: Mapping[str, TrialRecord]) -> float | None:
-    """Count the groups in `count/trained` that only copied trials, not this one, have trained on.
+    """Count the groups in `count/trained` that copied trials, but not this one, have trained on.
 
     A copy replaces the member's count with the count of the copied trial, the donor. With
     asynchronous PBT, the donor may have trained on more groups or fewer.
@@ -69,8 +69,8 @@ def groups_of_donors(trial: TrialRecord, members: Mapping[str, TrialRecord]) -> 
         members: name -> member, for all members of the population.
 
     Returns:
-        The number of groups, or None if a donor's row at the copied round is missing or was
-        replaced after the copy, or if the member got groups from an unknown donor.
+        The number of groups. It is None if the member got groups from an unknown donor, or if a
+        donor's row at the copied round is missing or was replaced after the copy.
     """
     groups = 0.0
     for number, stretch in enumerate(trial.stretches):

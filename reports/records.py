@@ -52,9 +52,10 @@ class TrialRecord:
     arm: str  # label of the config's arm, plus the settings in which trials of that arm differ
     tune_name: str | None = None  # the name that Tune gave the trial, if its settings name no arm
     member: bool = False  # True if PBT may make the trial copy other trials of the experiment
-    # Groups in `count/trained` that only copied trials have trained on; None if unknown.
+    # Groups in `count/trained` that copied trials, but not this one, have trained on; None if
+    # unknown.
     groups_of_donors: float | None = 0.0
-    rows: Sequence[Mapping[str, float]]  # one row per round, in order, finite numbers only
+    rows: Sequence[Mapping[str, float]]  # one row per round, in order, with finite numbers only
     ended: bool  # True if the last row says that no round follows
     error: str | None  # the last line of error.txt, which Tune keeps even if a retry succeeds
     error_at: float | None  # time of the last failure, in seconds since 1970
@@ -95,7 +96,7 @@ class TrialRecord:
         return next((row for row in self.rows if row["training_iteration"] == round_), None)
 
     def groups_after(self, round_: int) -> float | None:
-        """Return the number of groups trained on up to a round, or None if the round has no row."""
+        """Count the groups trained on before a round ended; None if the round has no row."""
         if round_ == 0:
             return 0.0
         row = self.row_of(round_)
@@ -148,7 +149,7 @@ class TrialRecord:
 
     @property
     def finished(self) -> bool:
-        """Return True if the trial has ended, after all its rounds."""
+        """Return True if the trial has run all its rounds and has ended."""
         return self.done and self.complete
 
     @property
@@ -236,7 +237,7 @@ class TrialRecord:
 
 
 def error_of_mean(errors: Sequence[float]) -> float:
-    """Return the standard error of a mean from those of its terms; 0 if there are no terms."""
+    """Compute the standard error of a mean from its terms' standard errors; 0 without terms."""
     return math.hypot(*errors) / max(1, len(errors))
 
 
@@ -262,8 +263,8 @@ class ExperimentRecord:
     own_tuner: bool = False  # True without experiment.json: a user's own Tuner ran the trials
     description: Mapping[str, Any]  # experiment.json; empty if it is missing
     question: Question | None  # None if the experiment asks no question
-    # In the order of the arms in the question, then of the seeds. The trials of a user's own Tuner
-    # are sorted by the numbers that Tune gave them, or by the times of their first rows.
+    # Sorted by arm, in the order of the question's arms, and then by seed. The trials of a user's
+    # own Tuner are sorted by the numbers that Tune gave them, or by the times of their first rows.
     trials: Sequence[TrialRecord]
     not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     # Number of trials of a user's own Tuner that have not begun; None if unknown.
@@ -286,7 +287,7 @@ class ExperimentRecord:
 
     @property
     def seeds_before_addition(self) -> int:
-        """Number of seeds before an extension added seeds for the last time; 0 if none did."""
+        """Number of seeds before the last extension that added seeds; 0 if no extension did."""
         added = {pair for extension in self.extensions for pair in extension.planned}
         every = {(t.config.arm, t.config.seed) for t in self.trials} | {*self.not_begun}
         seeds = {seed for _, seed in every - added}

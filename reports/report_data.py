@@ -174,7 +174,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def _pair(quantity: Quantity, arm: str) -> dict[str, Any] | None:
-    """Return the figures of a pair, or only the reason if the pair is not comparable."""
+    """Return the figures of a pair or, if the pair is not comparable, only the reason."""
     own, why_not = quantity.contrasts.get(arm), quantity.not_comparable.get(arm)
     if own is None and why_not is None:
         return None

@@ -45,7 +45,7 @@ def metric(name: str, factor: float = 1.0) -> Series:
 
 
 def held_out_parts(trials: Iterable[TrialRecord]) -> list[str]:
-    """Return the names of the parts of the reward that evaluations of these trials have."""
+    """Return the names of the reward's parts that appear in evaluations of these trials."""
     start, end = EVAL_PART_MEAN.split("NAME")
     metrics = {name for trial in trials for row in trial.rows for name in row}
     return sorted(

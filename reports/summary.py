@@ -29,7 +29,8 @@ from reports.records import TrialRecord
 from reports.series import held_out_parts
 
 BASELINE = "colocated_k1"
-# Shown in place of a speed, or after a total, that cannot be compared because of other processes.
+# Shown if a speed or a total cannot be compared because of other processes: in place of the speed,
+# or after the total.
 MARK = "?"
 COUNTED = "*"  # follows a speed that includes disturbed rounds because of the trials' settings
 # Advice for the case that other processes made speeds incomparable.
@@ -58,8 +59,9 @@ COVERS = {  # the key is True if the interval of a speed rests on several seeds
     True: "With several seeds, an interval covers the differences between runs, including the "
     "noise between rounds.",
 }
-MOST_OTHERS = 4  # maximum number of arms to compare an arm with on equal devices
-SHORT = 10  # rounds; with a lag and fewer rounds, the first round has a large weight and no overlap
+MOST_OTHERS = 4  # maximum number of arms with equal devices that an arm is compared with
+# Rounds. If a trial with a lag has fewer, its first round has a large weight and no overlap.
+SHORT = 10
 # Numbers of samples that differ by at most this share count as equal, because a few groups may have
 # failed.
 EQUAL_SAMPLES = 0.01
@@ -136,7 +138,7 @@ class TrialSummary:
 
     @property
     def comparable(self) -> bool:
-        """Return True unless other processes disturbed the trial too much to count its speed."""
+        """Return False if other processes disturbed the trial too much for its speed to count."""
         return self.pace is None or self.pace.comparable
 
 
@@ -642,7 +644,7 @@ class Comparison:
         ]
 
     def _speed_of_evaluations(self) -> list[str]:
-        """Say how much the times of evaluations differed, if they did the same work in all trials.
+        """If evaluations did the same work in all trials, say how much their times differed.
 
         With several seeds, the intervals of speed-ups cover changes in the machine's speed.
         """
@@ -834,7 +836,7 @@ def on_equal_devices(
     }
     by_share: dict[str, list[str]] = {}
     for arm in sorted(speeds.keys() & shares.keys(), key=lambda a: speeds[a].value, reverse=True):
-        # Rounded, because the CPUs of three generators are slightly less than those of one.
+        # Rounded, because three generators together have slightly fewer CPUs than one generator.
         by_share.setdefault(f"{shares[arm]:.3g}", []).append(arm)
     said = []
     for share, arms in by_share.items():

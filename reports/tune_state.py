@@ -21,8 +21,8 @@ from reports.own_tuner import named_by_tune
 from reports.records import TrialRecord
 
 SNAPSHOT = re.compile(r"experiment_state-(?P<date>[\d_-]+)\.json")
-# Start of the name of a searcher's file -> keys of the number of trials and of the flag that no
-# trial will follow.
+# Start of the name of a searcher's file -> two keys: the first for the number of trials, the second
+# for the flag that says that no trial will follow.
 SEARCHERS = {
     "basic-variant-state": ("_total_samples", "_finished"),
     "search_gen_state": ("total_samples", "finished"),
@@ -87,7 +87,7 @@ def tune_state(
     return TuneState(
         waiting=max(created, planned) - len(ended | begun),
         several_runs=several,
-        # If the snapshot of a trial's own run cannot be read, it may contain the trial.
+        # If the snapshot of a trial's own run cannot be read, the trial may be in that snapshot.
         forgotten={
             name
             for name, date in dates.items()
@@ -118,8 +118,8 @@ def _snapshot(root: Path, name: str, problems: list[str]) -> _Snapshot | None:
 def _planned(root: Path, entries: Collection[str], date: str, problems: list[str]) -> int | None:
     """Return the total number of trials that the searcher of a run will create.
 
-    The number is 0 in three cases: it has no limit, no further trial will follow, or the searcher
-    stores nothing. None if the stored number cannot be read.
+    The result is 0 in three cases: the number of trials has no limit, no further trial will follow,
+    or the searcher stores nothing. None if the stored number cannot be read.
     """
     for start, (total, finished) in SEARCHERS.items():
         name = f"{start}-{date}.json"

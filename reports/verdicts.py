@@ -103,8 +103,8 @@ def verdicts(
     Args:
         found: The quantities in which the arms are compared.
         comparison: The comparison of the arms.
-        has_menu: True if a menu says how many seeds a verdict on a reward takes, so that these
-            sentences give no other number of seeds for rewards.
+        has_menu: True if a menu says how many seeds a verdict on a reward takes. These sentences
+            then give no other number of seeds for rewards.
     """
     if not any(quantity.contrasts or quantity.not_comparable for quantity in found):
         return []

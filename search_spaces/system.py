@@ -20,7 +20,7 @@ from search_spaces.spaces import ROUNDS, fresh
 
 EVALUATIONS = 6  # number of evaluations in a trial that has enough rounds
 
-# Settings that the space chooses -> the argument with their values. `rounds` takes one value.
+# Setting that the space chooses -> the argument that has its values. `rounds` takes one value.
 ARGUMENTS = {
     "rounds": "rounds",
     "lag": "lags",

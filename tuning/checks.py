@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from grpo_trainable.models.shape import PolicySettings
     from grpo_trainable.tasks import Example
 
-# Limits on checking the lengths of a trial's prompts: the number of training prompts, which is also
-# the limit for held-out prompts, and the time in seconds. A file may have millions of prompts, and
-# applying a chat template takes time.
+# Limits on checking the lengths of a trial's prompts. The first is a number of prompts, and applies
+# separately to training prompts and to held-out prompts. The second is a time in seconds. A file
+# may have millions of prompts, and applying a chat template takes time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
 # A note is shown if a learning rate is at least this many times the default for the model.

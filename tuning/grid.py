@@ -16,9 +16,9 @@ from grpo_trainable.config import GRPOConfig, flatten, set_dotted
 def param_space(trials: Sequence[GRPOConfig]) -> dict[str, Any]:
     """Return the trials as a Tune search space: a grid over arm and seed.
 
-    If a key differs between arms, `tune.sample_from` derives its value from the arm. So the key
-    appears under its own name in params.json and among TensorBoard's hparams. Every other key is a
-    constant. If arms run tasks with different keys, the whole section `task` is derived.
+    If the value of a key differs between arms, `tune.sample_from` derives it from the arm. So the
+    key appears under its own name in params.json and among TensorBoard's hparams. Every other key
+    is a constant. If arms run tasks with different keys, the whole section `task` is derived.
 
     Raises:
         ValueError: The trials are not a full grid of their arms and seeds.
@@ -84,7 +84,7 @@ class OrderedGrid(BasicVariantGenerator):
 
     def add_configurations(self, experiments: Any) -> None:
         """Add a grid search of one trial for each pair, in order."""
-        (experiment,) = experiments  # Tune passes its only experiment
+        (experiment,) = experiments  # Tune passes exactly one experiment
         for arm, seed in self._order:
             one = copy.copy(experiment)
             searched = {"arm": tune.grid_search([arm]), "seed": tune.grid_search([seed])}

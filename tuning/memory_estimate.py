@@ -1,7 +1,7 @@
 """Estimate a trial's memory from its config, before anything starts.
 
 docs/memory.md explains each formula. N is the number of parameters, T the number of trained
-parameters, and b the number of bytes per parameter of the model's body, 4 or 2.
+parameters, and b (4 or 2) the number of bytes per parameter of the model's body.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ class _Trial:
         size = self.size
         probabilities = min(responses * size.vocab, max(size.vocab, HELD))
         matrix = size.vocab * size.hidden * FLOAT
-        # The gradient of the head while it is computed, and the head in float32.
+        # The gradient of the head during its computation, and the head in float32.
         matrices = matrix * ((not self.lora) + self._widens_head)
         hidden = 2 * responses * size.hidden * FLOAT
         tokens = rows * (self.row_tokens - 1)
@@ -350,7 +350,7 @@ class _Trial:
         ]
 
     def loading(self) -> list[Part]:
-        """Return the part for the checkpoint that a learner reads, minus memory not in use yet.
+        """Return the checkpoint's part while a learner reads it, minus memory that is still unused.
 
         While a learner loads, it has no gradients or moments. The learner reads the whole
         checkpoint, even if learners share the policy.
@@ -371,7 +371,7 @@ class _Trial:
         return self.body < FLOAT and self.config.model.head_fp32
 
     def microbatch_rows(self) -> int:
-        """Return the number of rows of a microbatch whose rows all have the maximum length."""
+        """Return the number of rows in a microbatch if all rows have the maximum length."""
         optim, rollout = self.config.optim, self.config.rollout
         most = optim.microbatch
         if optim.microbatch_tokens is not None:

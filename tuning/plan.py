@@ -69,7 +69,7 @@ SPACE_INPUT = "space"  # key of the space's file among the digests of input file
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of an experiment. `launch/tune.py --help` explains each one."""
+    """Options of an experiment. `launch/tune.py --help` explains each option."""
 
     space: str | None = None
     preset: str | None = None
@@ -428,7 +428,7 @@ class Plan:
 
     @property
     def _code(self) -> set[str]:
-        """Keys of the stored experiment's files that contain the user's code."""
+        """Keys of those files of the stored experiment that contain the user's code."""
         own = self.stored.get("own_files", {}).items()
         return {key for key, path in own if path.endswith(".py") and key != SPACE_INPUT}
 
@@ -463,7 +463,7 @@ class Plan:
         return limits
 
     def description(self) -> dict[str, Any]:
-        """Return the settings to store in experiment.json, with which a resume must agree."""
+        """Return the settings to store in experiment.json; a resume must have the same settings."""
         return {
             "space": self.space.name,
             "space_source": self.space_source,
@@ -500,7 +500,7 @@ class Plan:
         """Return the smallest number of prompts that a task of the trials holds out.
 
         A report advises no larger number of prompts. None if a task does not state its number, or
-        if it generates its prompts, which may take long to count.
+        if it generates its prompts, because counting them may take long.
         """
         from grpo_trainable.tasks.prompts import build_task
         from grpo_trainable.tasks.task import eval_size, train_size
@@ -985,7 +985,7 @@ class Plan:
         Ray starts.
 
         The description names the trials of each run. Once it is written, the trials of this run
-        belong to the experiment. If a crash prevents some of them, `--resume` runs them.
+        belong to the experiment. If a crash keeps some trials from running, `--resume` runs them.
 
         Raises:
             UsageError: The description cannot be written, or another command has extended the

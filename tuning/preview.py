@@ -116,7 +116,7 @@ def _in_common(
 
     Args:
         trials: The trials.
-        titles: Titles of the chosen settings and of the settings with their defaults.
+        titles: Titles for the chosen settings and for the settings that have their defaults.
         listed: Returns True for the keys to show.
     """
     flat = [trial.in_effect for trial in trials]

@@ -36,7 +36,7 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
 
 
 def numbers_held_out(trial: GRPOConfig, task: Task | MixTask) -> Iterator[str]:
-    """Yield a line with the number of held-out prompts for each task that states its numbers.
+    """For each task that states its numbers, yield a line with its number of held-out prompts.
 
     If only a share of a file is held out, the line also says how many prompts the file has.
     """
@@ -57,7 +57,7 @@ def _parts(task: Task | MixTask) -> Mapping[str | None, Task]:
 
 
 def _asked(trial: GRPOConfig, task: Task | MixTask) -> Mapping[str | None, int]:
-    """Return how many held-out prompts of each task an evaluation requests, by label."""
+    """Return, by label, how many held-out prompts an evaluation requests from each task."""
     label_of = getattr(task, "label", lambda stream, index: None)
     return Counter(label_of("eval", index) for index in range(trial.eval.prompts))
 

@@ -164,7 +164,7 @@ def fit(plan: Plan) -> list[Failure]:
     refuse_to_begin_anew()
     register(plan.inputs, plan.shipped, plan.replaced)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
-    # A resumed experiment has pickled callbacks, so `grpo_callbacks` has not made this call.
+    # A resumed experiment has pickled callbacks, so `grpo_callbacks` has not called `set_verbose`.
     set_verbose(plan.options.verbose)
     # `Tuner.fit` would read errors from the storage path, where a full disk may have cut them
     # short.

@@ -43,8 +43,8 @@ class Limited(TrialScheduler):
         if self.max_failures is None or trial.trial_id in self._trials:
             return  # Tune adds a trial again with every retry
         self._trials[trial.trial_id] = trial
-        # After a save that failed or was cut short in an earlier command, Tune still keeps the
-        # decision that was to follow the save, and would end the trial after the next checkpoint.
+        # If a save failed or was cut short in an earlier command, Tune still keeps the decision
+        # that was to follow that save. Tune would then end the trial after the next checkpoint.
         # We take the controller out of its wrapper, because the wrapper warns about this attribute.
         tune_controller._tune_controller._cached_trial_decisions.pop(trial.trial_id, None)
         trial.max_failures = trial.num_failures + self.max_failures
@@ -143,8 +143,8 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
         return super().choose_trial_to_run(tune_controller)
 
     def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
-        # Without this, Tune would mistake the pause of a trial that is still saving for a stop, and
-        # would end the trial at its next save.
+        # Otherwise, if a trial is paused during a save, Tune would mistake the pause for a stop,
+        # and would end the trial at its next save.
         trial.temporary_state.saving_to = None
         super()._exploit(tune_controller, trial, trial_to_clone)
         # Tune's class changes the trial's checkpoint without dropping the cached state. A snapshot

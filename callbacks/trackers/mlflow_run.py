@@ -19,7 +19,7 @@ from grpo_trainable.config import flatten
 TAG = "grpo_trainable.trial"  # the tag by which a resumed trial finds its run
 ROUND = "round"  # a metric whose value is the number of the round
 STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-MOST_PARAMS = 100  # limits of MLflow: parameters in a request, and characters of a value
+MOST_PARAMS = 100  # MLflow's limits: parameters per request and, below, characters per value
 LONGEST_VALUE = 6000
 # By default, MLflow repeats a failed request for minutes, and training would wait.
 QUICK = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}

@@ -38,7 +38,7 @@ class TrackerError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedTrial:
-    """The data of a trial that identify and describe its run in a tracker."""
+    """The trial data that identify and describe its run in a tracker."""
 
     experiment: str
     directory: str  # name of the trial's directory
@@ -91,7 +91,7 @@ def refuse_unusable(tracker: str) -> None:
         raise TrackerError(f"{tracker}: no such tracker; valid: {', '.join(TRACKERS)}")
     if missing := missing_library(tracker, f"pip install -e '.[{tracker}]'"):
         raise TrackerError(f"{tracker}: {missing}")
-    if tracker == "wandb":  # the others need no login
+    if tracker == "wandb":  # the other trackers need no login
         _module(tracker).check_login()
 
 

@@ -59,7 +59,7 @@ class TrackerCallback(FailSafeCallback):
         self._tracker, self._experiment = tracker, experiment
         self._open_run, self._clock = open_run, clock
         self._runs: dict[str, TrackedRun] = {}  # trial id -> its run, while the run is open
-        self._failing: set[str] = set()  # ids of trials whose last call failed
+        self._failing: set[str] = set()  # ids of trials whose last call to the tracker failed
         self._pause_until = 0.0
 
     def __getstate__(self) -> dict[str, Any]:

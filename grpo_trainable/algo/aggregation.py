@@ -44,7 +44,7 @@ def loss_denominator(aggregation: str, mask: Tensor, max_tokens: int) -> float:
 def aggregate(
     token_loss: Tensor, mask: Tensor, aggregation: str, denominator: float | Tensor
 ) -> Tensor:
-    """Return this microbatch's share of the loss of its gradient step, a scalar.
+    """Return this microbatch's share of its gradient step's loss, as a scalar.
 
     The shares of all microbatches add up to the loss.
 

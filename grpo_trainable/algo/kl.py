@@ -2,7 +2,7 @@
 
 d = log π_θ − log π_ref. All tensors are (B, S). Off the mask, log-probs may hold anything and
 estimates are 0. Source: Schulman 2020, http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds
-the values of `loss.kl_estimator`. It also holds k1, which that setting does not accept, because the
+the values of `loss.kl_estimator`. It also holds k1. That setting does not accept k1, because the
 expected gradient of k1 in a loss is 0.
 """
 

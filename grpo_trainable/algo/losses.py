@@ -165,7 +165,7 @@ def compute_grpo_clip_loss(
 
     A is (B, 1). ρ = exp(policy_log_probs − old_log_probs) is at most e^20 (see `ratios`). clip(ρ)
     is ρ limited to [1 − cliprange, 1 + cliprange]. `clipped` is 1.0 for tokens whose clipped term
-    is the smaller one. DeepSeekMath, arXiv 2402.03300.
+    is smaller than the other term. DeepSeekMath, arXiv 2402.03300.
     """
     ratio = bounded_log_ratio(policy_log_probs - old_log_probs).exp()
     loss, clipped = clipped_surrogate(ratio, advantages, cliprange, cliprange)

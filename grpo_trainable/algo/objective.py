@@ -39,7 +39,7 @@ def compute_objective(
     importance_floor: float | None = None,
     selected: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return a microbatch's share of J, a scalar, and a mask (B, S) of tokens that `loss` clipped.
+    """Return a microbatch's share of J, as a scalar, and a mask (B, S) of tokens clipped by `loss`.
 
     All tensors are (B, S) and may hold anything off the mask. Log-probs are in nats.
 
@@ -51,7 +51,7 @@ def compute_objective(
         reference_log_probs: Log-probs under π_ref. Used only with a `kl_coef` above 0.
         advantages: Advantage of each token.
         mask: True for the tokens that count.
-        loss: Loss per token, a value of `LOSSES` or a user-defined function.
+        loss: Function for the loss of each token: a value of `LOSSES`, or user-defined.
         clip_low: Distance from 1 down to the lower bound of the clip range; passed to `loss`.
         clip_high: Distance from 1 up to the upper bound of the clip range; passed to `loss`.
         importance_cap: C, the upper bound on w. None omits w.

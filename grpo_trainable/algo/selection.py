@@ -3,9 +3,9 @@
 The selection depends on all tokens of the step. It therefore runs before the step is split into
 microbatches, and uses the log-probs of the policy before the step. For each loss in this module,
 `SELECTIONS` has a function that takes the whole step and returns a mask (B, S) of the selected
-tokens, which is False off the response mask. The loss receives its microbatch's part of that mask
-as `selected`. Otherwise, shapes and results are the same as in `losses`. ρ is the ratio π_θ / π_old
-of a token and A its advantage.
+tokens. The returned mask is False off the response mask. The loss receives its microbatch's part of
+that mask as `selected`. Otherwise, shapes and results are the same as in `losses`. ρ is the ratio
+π_θ / π_old of a token and A its advantage.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _share(fraction: float, mask: Tensor) -> int:
 
 
 def _at(places: Tensor, mask: Tensor) -> Tensor:
-    """Return a bool tensor shaped like `mask`, True at `places`, (N, 2)."""
+    """Return a bool tensor with the shape of `mask`, True at the indices `places` (N, 2)."""
     selected = torch.zeros_like(mask, dtype=torch.bool)
     selected[places[:, 0], places[:, 1]] = True
     return selected

@@ -116,7 +116,7 @@ def teacher_advantages(
     """Return log π_T − log b of each token, (B, S), in nats.
 
     π_T is the teacher and b the policy that sampled the token. Off the mask, log-probs may hold
-    anything and the result is 0. Used as advantages in a policy gradient, these values lower
+    anything and the result is 0. A policy gradient with these values as advantages lowers
     KL(π ‖ π_T) of the next token in the sampled contexts. Each token gets credit only for itself,
     as with a discount of 0.
 

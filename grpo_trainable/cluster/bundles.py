@@ -46,7 +46,7 @@ def refuse_other_bundles(config: GRPOConfig) -> None:
 
 
 def has_room(bundle: int, patience_s: float) -> bool:
-    """Wait up to `patience_s` seconds until a bundle is on a live machine. Return True if it is."""
+    """Return True once a bundle is on a live machine, or False after `patience_s` seconds."""
     until = time.monotonic() + patience_s
     while not _has_room_now(bundle):
         left_s = until - time.monotonic()

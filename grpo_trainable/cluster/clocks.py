@@ -15,7 +15,7 @@ ASKED = 6  # readings of a remote clock; the first reading starts a process ther
 
 
 class Answer(NamedTuple):
-    """A remote clock's reading between two readings of the local clock, in seconds since 1970."""
+    """One reading of a remote clock and the two local readings around it, in seconds since 1970."""
 
     asked: float
     there: float

@@ -28,8 +28,8 @@ ANY_BUNDLE = -1
 # itself divides each wait into intervals of this length, so calling `look` between two intervals
 # interrupts no transfer.
 LOOK_S = 1.0
-# The text of an error that reports a mistake in the settings or in the user's code begins with one
-# of these. If an actor's constructor raises such an error, Ray keeps only the error's text.
+# If an error reports a mistake in the settings or in the user's code, its text begins with one of
+# these. If an actor's constructor raises such an error, Ray keeps only the error's text.
 MISTAKES = tuple(f"{kind.__module__}.{kind.__qualname__}: " for kind in (ConfigError, PluginError))
 
 
@@ -156,7 +156,7 @@ class RayRuntime:
         return now()
 
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
-        """Wait up to `timeout_s` seconds until a call is done, and return all that are done."""
+        """Wait up to `timeout_s` seconds for a call to finish, and return all finished calls."""
         by_ref = {call.ref: call for call in calls}
         done, end = [], self.now() + timeout_s
         while not done:
@@ -170,7 +170,7 @@ class RayRuntime:
         return [by_ref[ref] for ref in done]
 
     def _look_if_due(self, left_s: float) -> float:
-        """Call `look` if it is due. Return the seconds until it is due again or the wait ends."""
+        """Call `look` if it is due. Return the seconds until the next call or the wait's end."""
         if self._look is None:
             return max(0.0, left_s)
         if self.now() >= self._next_look:

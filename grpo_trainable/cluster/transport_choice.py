@@ -39,7 +39,7 @@ class Choice:
 
 
 def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
-    """Return the transport that the config names, or the most suitable one for `auto`.
+    """Return the transport that the config names or, for `auto`, the most suitable one.
 
     Args:
         config: Config of the trial.
@@ -156,7 +156,7 @@ def make_receiver(
 
 
 def make_both_ends(key: str) -> Any:
-    """Return one object that is the sender and the receiver of a colocated worker."""
+    """Return one object that is both the sender and the receiver of a colocated worker."""
     return _made(transport_named(key).sender)()
 
 

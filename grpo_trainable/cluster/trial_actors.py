@@ -252,7 +252,7 @@ class TrialActors:
         self._clock_ahead(node)
 
     def clock_offset(self, name: str) -> float:
-        """Return how many seconds the clock of an actor's machine is ahead of the local clock."""
+        """Return by how many seconds the clock of an actor's machine is ahead of the local one."""
         index = [actor.name for actor in self._actors].index(name)
         return self._clock_ahead(places_of_bundles().get(resources.bundle_of(self._config, index)))
 
@@ -264,11 +264,11 @@ class TrialActors:
         return self._clocks[node]
 
     def new_processes(self) -> list[MachineProcess]:
-        """Return the processes of actors that have started since the previous call."""
+        """Return the processes of those actors that have started since the previous call."""
         processes = []
         for call in self._runtime.wait(self._unidentified, 0.0) if self._unidentified else []:
             self._unidentified.remove(call)
-            with contextlib.suppress(ActorFailed):  # the pipeline will report the loss
+            with contextlib.suppress(ActorFailed):  # the pipeline will report the lost actor
                 processes.append(self._runtime.result(call))
         return processes
 

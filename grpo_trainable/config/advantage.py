@@ -92,8 +92,8 @@ class VineSettings(Settings):
     states: str = choice(
         ("chunks", "sentences"),
         "States whose value is estimated, in addition to the prompt. `chunks`: the state after "
-        "every chunk_tokens tokens. `sentences`: ends of sentences and lines that are at least "
-        "chunk_tokens tokens apart.",
+        "every chunk_tokens tokens. `sentences`: the ends of sentences and of lines, if these ends "
+        "are at least chunk_tokens tokens apart.",
         read_if=_VINE,
     )
     chunk_tokens: int = integer(

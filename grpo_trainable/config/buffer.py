@@ -52,7 +52,7 @@ def fresh_wanted(fraction: float, count: int) -> int:
 
 
 def conflicts(config: Config) -> Iterator[Conflict]:
-    """Yield conflicts between limits, and combinations of settings that never reuse a group."""
+    """Yield combinations of settings that never reuse a group, and conflicts between limits."""
     sampling, sample = config.buffer_sampling, config.effective("buffer.sample_batches")
     replay = config.buffer_capacity > 1
     drawn = sample * config.rollout.prompts

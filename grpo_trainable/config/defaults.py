@@ -18,7 +18,7 @@ from grpo_trainable.config.conditions import Readable
 
 Moment = Literal["absent", "none", "read"]
 
-# Things that a default can depend on besides the values of settings.
+# A default can depend on these things, and not only on the values of settings.
 TASKS = "the tasks"  # the names of the trial's tasks; a mix has several
 TEMPLATES = "the templates"  # the values of task.template and task.code_in of all tasks
 MODEL = "the model"  # `ModelFacts`, or None for a policy of this package
@@ -51,7 +51,7 @@ class DefaultBy:
 def by_task(**defaults: Any) -> DefaultBy:
     """Return a default for each of these tasks. docs/defaults.md gives the reasons.
 
-    A mix gets the default of a task only if all its tasks have that task's name.
+    A mix gets the default of a task only if every task in the mix has that name.
     """
 
     def value(tasks: frozenset[str]) -> Any:

@@ -61,7 +61,7 @@ def _row(key: str) -> str:
 
 
 def _defaults(key: str) -> str:
-    """Return the default of a key, and its different defaults for tasks, models and GPUs."""
+    """Return a key's general default, and its defaults for particular tasks, models and GPUs."""
     check = CHECKS[key]
     own = (f"{task}: `{shown(default)}`" for task, default in check.of_tasks.items())
     of_models = ", else ".join(default.told for default in check.of_models)

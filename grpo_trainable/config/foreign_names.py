@@ -21,7 +21,7 @@ class ForeignName:
     name: str  # as the library spells the name
     hint: str = ""  # how our key differs, or why there is no such key here
     value: str | None = None  # the value of our key that has the same effect
-    also: tuple[str, ...] = ()  # other keys or assignments that must be set too
+    also: tuple[str, ...] = ()  # other keys or assignments that are needed too
     ours: tuple[str, ...] = ()  # our keys or assignments that have the same effect
 
     def of(self, key: str) -> ForeignName:
@@ -120,7 +120,7 @@ Names: TypeAlias = dict[str, ForeignName]
 
 
 def by_name(names: Iterable[ForeignName]) -> tuple[Names, Names]:
-    """Return the names from TRL and the names from verl, both keyed by the library's spelling."""
+    """Return the names from TRL and those from verl, each keyed by its spelling in its library."""
     listed = [*names, *NOTHING_ALIKE]
     assert len({(own.library, own.name) for own in listed}) == len(listed), "a name is listed twice"
     trl_names, verl_names = (

@@ -220,7 +220,7 @@ class LossSettings(Settings):
         "ε_high, the clip range above 1. The ratio stays below 1 + ε_high, or below e^ε_high with "
         "gmpo. With dppo_tv, ε_high limits how far the probability of a token may rise. With "
         "dppo_kl, ε_high limits the KL that a rise of the probability causes. `none` means 0.28 "
-        "for dapo, 0.0004 for gspo if clip is also none, and the value of clip in all other cases.",
+        "for dapo, 0.0004 for gspo if clip is also none, and otherwise the value of clip.",
         above=0,
         read_if=one_of_or_own("loss.type", *_CLIPPED, *_CLIPPED_ABOVE),
         default_by=(
@@ -246,8 +246,8 @@ class LossSettings(Settings):
     )
     tau_negative: float = number(
         1.05,
-        "τ, the steepness of sapo's gate for all other tokens. If this τ is above tau_positive, "
-        "the gate closes earlier for these tokens.",
+        "τ, the steepness of sapo's gate for tokens whose advantage is not positive. If this τ is "
+        "above tau_positive, the gate closes earlier for these tokens.",
         above=0,
         read_if=one_of("loss.type", "sapo"),
         also_called=(trl("sapo_temperature_neg"),),
@@ -283,9 +283,9 @@ class LossSettings(Settings):
     )
     teacher: str | None = path_or_hub_id(
         None,
-        "Teacher with the policy's tokenizer: the directory of a policy or of a Hugging Face "
-        "model, or the name of a model on the hub. The teacher's log-prob of each token, minus the "
-        "sampler's, is added to the advantage of the token.",
+        "Teacher, which must have the policy's tokenizer: the directory of a policy or of a "
+        "Hugging Face model, or the name of a model on the hub. The teacher's log-prob of each "
+        "token, minus the sampler's, is added to the advantage of the token.",
         read_if=OF_TEXT,
     )
     teacher_coef: float = number(
@@ -363,8 +363,8 @@ class LossSettings(Settings):
         None,
         "C, the largest importance weight. 0 turns importance weights off. `none` means 0 for the "
         "losses m2po, dppo_tv, dppo_kl and topr. For other losses, `none` means 2 if the sampler's "
-        "log-probs may differ from the learner's: with model.sampler_dtype=bfloat16, or with an "
-        "engine other than auto, torch, hf and control. In all other cases, `none` means 0.",
+        "log-probs may differ from the learner's (with model.sampler_dtype=bfloat16, or with an "
+        "engine other than auto, torch, hf and control), and 0 if they may not.",
         minimum=0,
         default_by=where_none(
             ("engine", "model.sampler_dtype", "loss.type"), _default_importance_cap

@@ -27,7 +27,8 @@ def mix_of(given: Any) -> dict[str, Entry]:
     For None, the result is empty.
 
     Raises:
-        TypeError: The value is empty, or the value, a label, a name or a weight has the wrong type.
+        TypeError: The value is empty, or one of these has the wrong type: the value, a label, a
+            name or a weight.
         ValueError: The text is not JSON, a key occurs twice, or a label or a weight is invalid.
         RecursionError: The JSON is nested too deeply.
     """

@@ -188,7 +188,7 @@ def expand_set(data: Mapping[str, Any]) -> dict[str, Any]:
     "lag": 1}`. So a search can choose among combinations of settings that are valid together.
 
     Raises:
-        ConfigError: `data` is not a mapping, `set` is not a mapping of strings in the form of
+        ConfigError: `data` is not a mapping, `set` is not a mapping of strings with the syntax of
             `--set`, or a setting is given twice.
     """
     if not isinstance(data, Mapping):
@@ -280,7 +280,7 @@ def foreign_name(key: str) -> ForeignName | None:
 
 
 def advice_for_option(option: str) -> str | None:
-    """Return advice for an unknown option that is the name of a setting, here or in TRL or verl.
+    """Return advice for an unknown option that names a setting of this package, TRL or verl.
 
     Return None for other options.
     """
@@ -298,7 +298,7 @@ def advice_for_option(option: str) -> str | None:
 
 
 def advice_for(key: str) -> str | None:
-    """Return advice for a key of TRL or verl, such as our name for it, or None for other keys.
+    """Return advice, such as our name, for a key of TRL or verl, or None for any other key.
 
     A name from TRL is also recognised inside one of our sections, as in `loss.beta`.
     """
@@ -366,8 +366,8 @@ class Given:
 
         Args:
             data: The settings.
-            same_model: Settings with the same model. The files of the model are then read only
-                once.
+            same_model: Other settings with the same model as `data`. The files of the model are
+                then read only once.
         """
         self._data = data
         self._same_model = same_model
@@ -412,7 +412,7 @@ class Given:
         return key.rpartition(".")[2] in self._section_of(key)
 
     def default_of(self, key: str) -> tuple[Any, str] | None:
-        """Return the default that other settings give a key, and the reason for it (may be empty).
+        """Return a key's default under the other settings, and the reason for it (may be empty).
 
         If several defaults apply, the first one counts. If none applies, return None: the key then
         has its general default.

@@ -153,7 +153,7 @@ class ResourceSettings(Settings):
 
     @property
     def actors(self) -> dict[str, Any]:
-        """Numbers of actors and their GPUs, as arguments of `Transport.refuses_actors`."""
+        """Numbers of actors, and of GPUs per actor, as arguments of `Transport.refuses_actors`."""
         names = ("generator_gpus", "learner_gpus", "num_generators", "num_learners")
         return {name: getattr(self, name) for name in names}
 
@@ -241,7 +241,7 @@ def sampling_gpus(config: Config) -> float:
 
 
 def vllm_memory_share(config: Config) -> float:
-    """Return the share of each GPU's memory that vLLM takes, on the GPUs of the sampling actor."""
+    """Return the share of memory that vLLM takes on each GPU of the sampling actor."""
     given = config.resources.vllm_memory_share
     if given is not None:
         return given

@@ -67,7 +67,7 @@ def rewards_text(rewards: list[Reward]) -> str:
 
 
 def must_be_named(value: Any) -> list[str]:
-    """Return the rewards in a value of `task.reward` that a checkpoint alone must not choose.
+    """Return the rewards, among those in `task.reward`, that a checkpoint alone must not choose.
 
     A checkpoint may be untrusted. These rewards run a function of a Python file or module, or send
     responses and an API key to a service.
@@ -89,7 +89,7 @@ def with_absolute_sources(
 
     Args:
         value: A value in a form that `rewards_of` accepts.
-        of_function: Function that makes the file path in a reference to a function absolute.
+        of_function: Function that takes a reference to a function and makes its file path absolute.
         of_path: Function that makes a path absolute.
     """
     try:

@@ -217,8 +217,8 @@ class PoolSettings(Settings):
 
     enabled: bool = flag(
         False,
-        "Draw prompts from three pools (easy, mid, hard) instead of passing over all prompts in "
-        "turn. The pass rate of a prompt, a running mean of its answer rewards, decides which pool "
+        "Draw prompts from three pools (easy, mid, hard) instead of taking all prompts in turn. "
+        "The pass rate of a prompt, a running mean of its answer rewards, decides which pool "
         "the prompt belongs to.",
     )
     easy: float = number(
@@ -360,7 +360,7 @@ def _straggler_conflicts(config: Config) -> Iterator[Conflict]:
         "must be wait or drop with pools.enabled=true, where pass rates decide which prompt is "
         "sampled again",
     )
-    # Otherwise, `lag` may allow so few chunks that no generator can pass another one twice.
+    # Otherwise, `lag` may allow so few chunks that no generator can overtake another one twice.
     yield (
         stragglers != "wait" and chunks < generators,
         "rollout.stragglers",

@@ -113,9 +113,9 @@ class CommonTaskSettings(Settings):
     )
     reward: str | None = rewards(
         "Reward that scores responses in place of the task: a function f(response, ground_truth), "
-        "a function in the form of TRL or verl, a list of functions, model:DIRECTORY for a reward "
-        "model (docs/howto/reward.md), or judge:FILE for a language model that judges responses "
-        "(docs/howto/judge.md). A JSON list of rewards gives their sum.",
+        "a function with the signature of TRL or verl, a list of functions, model:DIRECTORY for a "
+        "reward model (docs/howto/reward.md), or judge:FILE for a language model that judges "
+        "responses (docs/howto/judge.md). A JSON list of rewards gives their sum.",
         read_if=(NOT_PLAYED, OF_TEXT),
         also_called=(
             trl(

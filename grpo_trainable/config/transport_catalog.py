@@ -50,7 +50,8 @@ class Transport:
     one_machine: bool = False  # True: all actors must be on one machine
     # True: snapshots are sent to other machines in parts. In this case, the callable for the sender
     # takes one argument: the number of other machines that fetch snapshots. The callable for the
-    # receiver takes a third argument, in [0, 1): the part to begin with, as a share of all parts.
+    # receiver takes a third argument, in [0, 1): the index of the part to begin with, divided by
+    # the number of parts.
     in_parts: bool = False
     tensor_transport: bool = False  # True: Ray must know the transport when it starts an actor
     start: str | Callable[[], None] | None = None  # called in each actor's process before training
@@ -205,8 +206,8 @@ def transport_named(key: str) -> Transport:
     """Return the record of a transport: one of TRANSPORTS, or a user's record `file.py:NAME`.
 
     Raises:
-        PluginError: The user's record cannot be loaded, is not a `Transport`, or its
-            sidedness is not `pull`.
+        PluginError: The user's record cannot be loaded, is not a `Transport`, or has a sidedness
+            other than `pull`.
     """
     if key in TRANSPORTS:
         return TRANSPORTS[key]

@@ -103,7 +103,7 @@ class GRPOConfig(TrialSettings):
             object.__setattr__(self, name, replace(self[name], **settled))
 
     def _defaults_in(self, section: Settings) -> dict[str, Any]:
-        """Return the defaults that depend on other settings, for keys with the general default.
+        """For keys with the general default, return the defaults that depend on other settings.
 
         These defaults replace the general defaults, so a trial's files show the values that it
         uses.
@@ -175,7 +175,7 @@ class GRPOConfig(TrialSettings):
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
-        """For each label of the mix, the config of a trial with only that task.
+        """For each label of the mix, the config of a trial with only the task of that label.
 
         Raises:
             ConfigError: One of these configs is invalid.
@@ -212,7 +212,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def in_turns(self) -> bool:
-        """Return True if sampling and training take turns, so no call is open between two rounds.
+        """Return True if sampling and training take turns, with no call open between two rounds.
 
         Otherwise, generators sample while the learner trains.
         """
@@ -400,7 +400,7 @@ def explained_defaults(config: GRPOConfig) -> dict[str, str]:
 
 
 def default_beside(config: GRPOConfig, key: str) -> tuple[Any, str]:
-    """Return the default of a key given the other settings, and the reason for it.
+    """Return a key's default under the other settings, and the reason for that default.
 
     The reason is empty if the default does not depend on the model or on GPUs.
     """

@@ -8,7 +8,7 @@ meaning and a check. A user's task declares its settings with the same functions
         largest: int = integer(20, "The largest number in a sum.", minimum=1)
 
 The package's own settings also declare how they depend on other settings. To do so, they pass
-`read_if`, `default_by` and the attributes that follow these two in `Check` as keyword arguments.
+keyword arguments: `read_if`, `default_by` and the attributes that follow these two in `Check`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Check:
 
     # Relations to other settings and to other libraries. A single condition or default needs no
     # tuple.
-    read_if: tuple[Condition, ...] = ()  # all must hold for the key to have an effect
+    read_if: tuple[Condition, ...] = ()  # the key has an effect if all of these hold
     default_by: tuple[DefaultBy, ...] = ()  # defaults that depend on other settings
     also_called: tuple[ForeignName, ...] = ()  # the key's names in other libraries
     # Other values that the key may have when it has no effect: the values that its default resolves
-    # to, and the defaults of earlier versions, because old experiments have them in their files.
+    # to, and the defaults of earlier versions, which old experiments have in their files.
     harmless: tuple[Any, ...] = ()
     # True: the key affects only training, not the sampled tokens or their rewards, and
     # `launch/evaluate.py` does not read it. Only keys of the sections `task`, `rollout`, `model`
@@ -217,7 +217,7 @@ def flag(default: bool, meaning: str = "", **relations: Any) -> Any:
     """Declare a setting that is true or false."""
 
     def convert(value: Any) -> bool:
-        # NumPy's booleans are equal to Python's, but unlike 1 and 0 they are not numbers.
+        # NumPy's booleans are equal to Python's and, in contrast to 1 and 0, are not numbers.
         if not isinstance(value, bool) and (isinstance(value, numbers.Number) or value not in BOTH):
             raise TypeError
         return bool(value)
@@ -496,7 +496,7 @@ def converted(key: str, value: Any, check: Check) -> Any:
 
 
 def _one_value(value: Any) -> str | None:
-    """Return advice if the user probably meant several values to compare, otherwise None."""
+    """Return advice if the user probably meant to compare several values, otherwise None."""
     if isinstance(value, str) and re.fullmatch(r"[\w.+-]+(,[\w.+-]+)+", value):
         return "to compare several values, write a search space (docs/howto/search-space.md)"
     return None

@@ -90,8 +90,8 @@ class _Episode(RecordedRow):
 class ControlEngine(LoadedWeights):
     """An engine that samples episodes of actions. It draws actions as other engines draw tokens.
 
-    If the environment is deterministic, the same list of requests gives the same bits in every
-    process with the same number of threads on one machine.
+    If the environment is deterministic, then on one machine the same list of requests gives the
+    same bits in every process with the same number of threads.
     """
 
     def __init__(

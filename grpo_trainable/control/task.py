@@ -10,8 +10,8 @@ from grpo_trainable.tasks.task import Example, JSONValue, Score
 class ControlTask:
     """The initial states of an environment, as examples.
 
-    Training example i has environment seed i, whatever the trial's seed. In an episode, the trial's
-    seed affects only the draws of actions.
+    Training example i has environment seed i, whatever the trial's seed is. In an episode, the
+    trial's seed affects only the draws of actions.
     """
 
     stop = ()

@@ -12,9 +12,9 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.protocol.rollout import Request, SamplingLimits, collate
 
-# Largest allowed difference between log-probs, in nats, averaged over tokens, for each precision of
-# the engine. Rounding causes differences of 1e-5 in float32 and of 0.01 in bfloat16. If the engine
-# did not receive the weights, the difference is above 1.
+# For each precision of the engine, the largest allowed difference between log-probs, in nats and
+# averaged over tokens. Rounding causes differences of 1e-5 in float32 and of 0.01 in bfloat16. If
+# the engine did not receive the weights, the difference is above 1.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 TOKENS = 8  # tokens per response
 

@@ -23,7 +23,7 @@ PER_TOKEN = {
     "token_rounds": torch.int32,
 }
 PER_RESPONSE = {"rewards": torch.float32, "finished": torch.bool}
-ROUNDED_UP = 1e-4  # rounding can raise the log-prob of a token with probability 1 this far above 0
+ROUNDED_UP = 1e-4  # rounding can raise a log-prob of 0 by this much
 
 
 def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:

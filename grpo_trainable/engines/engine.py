@@ -33,7 +33,7 @@ class Engine(Protocol):
     """Samples responses with the most recently loaded weights.
 
     The engine `torch` owns a model and a KV cache. Another engine may call a server and own neither
-    of them. `version` and `round` are 0 before the first `load`.
+    a model nor a cache. `version` and `round` are 0 before the first `load`.
     """
 
     @property

@@ -177,7 +177,7 @@ class EpisodeRows:
         return stops.completed(action)
 
     def groups(self) -> list[RolloutGroup]:
-        """Return a group on the CPU for each request, cut to the length of its longest response."""
+        """Return each request's group on the CPU, cut to the length of its longest response."""
         groups, start = [], 0
         for request in self._requests:
             rows = slice(start, start + request.group_size)

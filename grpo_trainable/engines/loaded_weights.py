@@ -16,7 +16,7 @@ class LoadedWeights:
 
     def __init__(self, policy: NamedWeights) -> None:
         policy.requires_grad_(False)
-        self._weights = policy.weights()  # live parameters, which loaded tensors replace
+        self._weights = policy.weights()  # live parameters, to be replaced by loaded tensors
         self._loads = 0
         self._version = 0
         self._round = 0

@@ -44,8 +44,8 @@ class LocalEngine(LoadedWeights, ABC):
             tokenizer: Tokenizer of the policy.
             seed: Seed of all draws.
             recompute: When weights arrive in the middle of a call, rebuild the KV cache of the
-                tokens sampled so far (AReaL, arXiv 2505.24298). Otherwise the cache computed with
-                the older weights is kept (PipelineRL, arXiv 2509.19128).
+                tokens sampled so far (AReaL, arXiv 2505.24298). Otherwise, keep the cache that was
+                computed with the older weights (PipelineRL, arXiv 2509.19128).
             slots: Maximum number of rows in the batch, for an engine whose decoder lets rows enter
                 later. With None, all rows of a call are in the batch from the start.
         """

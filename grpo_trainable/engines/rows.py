@@ -101,7 +101,7 @@ class Rows:
         return not self.running and self._entered == len(self._finished)
 
     def enter(self) -> range:
-        """Let waiting rows enter at the end of the batch.
+        """Append waiting rows to the batch if enough slots are free.
 
         Returns:
             Indices of these rows among the B rows.
@@ -188,7 +188,7 @@ class Rows:
         return keep
 
     def groups(self) -> list[RolloutGroup]:
-        """Return a group on the CPU for each request, cut to the length of its longest response."""
+        """Return each request's group on the CPU, cut to the length of its longest response."""
         groups, start = [], 0
         mask = self._mask.cpu()
         recorded = (self._ids, self._mask, self._log_probs, self._versions, self._rounds)

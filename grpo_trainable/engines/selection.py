@@ -22,7 +22,7 @@ from grpo_trainable.models.shape import PolicySettings
 
 
 def chosen_engine(config: GRPOConfig) -> EngineRecord:
-    """Return the record of a trial's engine, resolving `auto` by the kind of policy.
+    """Return the record of a trial's engine. With `auto`, the kind of policy decides.
 
     Raises:
         ValueError: The engine cannot sample from the trial's policy, does not support a setting, or
@@ -99,8 +99,8 @@ def _refuse_limited_attention(config: GRPOConfig) -> None:
 def _refuse_uneven_heads(config: GRPOConfig) -> None:
     """Check that the GPUs of a generator can share the attention heads of the model equally.
 
-    Either each GPU holds the same number of heads of keys and values, or each of these heads is
-    copied to the same number of GPUs.
+    Either each GPU holds the same number of key-value heads, or each key-value head is copied to
+    the same number of GPUs.
 
     Raises:
         ValueError: The GPUs cannot share the heads equally. The message is one line.

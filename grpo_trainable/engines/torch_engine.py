@@ -146,7 +146,7 @@ class TorchDecoder:
 
 
 class SlotDecoder:
-    """Computes logits with a `ShelvedCache`, so that a row can take the place of an ended row."""
+    """Computes logits with a `ShelvedCache`, so that a new row can replace one that has ended."""
 
     def __init__(self, model: TransformerLM, batch: PromptBatch, slots: int, pad_id: int) -> None:
         self._model = model

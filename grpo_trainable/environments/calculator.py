@@ -65,7 +65,7 @@ class Calculator:
         return f"{question}=?\n"
 
     def step(self, action: str) -> Turn:
-        """Give reward 1 for the right answer. An answer or too many calls end the episode."""
+        """Give reward 1 for the right answer. An answer, or too many calls, ends the episode."""
         line = action.strip()
         if not line.startswith(CALL):
             return Turn(reward=float(line == self._answer), done=True, info={"calls": 0})

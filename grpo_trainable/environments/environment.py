@@ -18,7 +18,7 @@ FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Answer of the environment to an action."""
+    """The environment's answer to an action."""
 
     text: str = ""  # observation that the next action responds to; ignored after the last action
     reward: float = 0.0  # reward of this action; the episode earns the discounted sum

@@ -40,8 +40,8 @@ def main(program: str, tests: str, token: str, results: int) -> None:
     """Run a program and its tests, and write a line for each event.
 
     The events are `compiled`, `passed N` and `failed N` for test N, and `finished`. A test in a
-    loop may cause both `passed` and `failed`. Each line begins with the token, which the program
-    does not know.
+    loop may cause both events, `passed` and `failed`. Each line begins with the token, which the
+    program does not know.
 
     Args:
         program: Source of the program.

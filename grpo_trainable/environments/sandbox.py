@@ -246,7 +246,7 @@ def _contained_python() -> tuple[str, ...]:
 
 
 def _interpreter() -> str:
-    """Return a Python interpreter outside virtual environments.
+    """Return a Python interpreter that does not belong to a virtual environment.
 
     If this process is root, return one that the user `nobody` can execute.
     """

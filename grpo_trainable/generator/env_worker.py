@@ -75,7 +75,7 @@ def main(reference: str, lifeline_fd: int) -> None:
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
-    # User code runs below. If it raises an exception, the parent must still get a reply.
+    # User code runs below. If user code raises an exception, the parent must still get a reply.
     try:
         places = Environments(reference)
     except ValueError as error:

@@ -49,7 +49,7 @@ class Played:
 
 
 class EpisodePlayer:
-    """Plays the episodes that requests ask for.
+    """Plays the episodes that the requests ask for.
 
     In a call of `play`, each group has a separate process. Later calls reuse the processes.
     """
@@ -124,7 +124,7 @@ class EpisodePlayer:
         return used
 
     def close(self) -> None:
-        """Close every process, and so end all running episodes."""
+        """Close every process, which also ends all running episodes."""
         for process in self._processes:
             process.close()
         self._processes = []
@@ -240,7 +240,7 @@ class _Call:
 
 
 def _with_results(group: RolloutGroup, episodes: Sequence[Played]) -> RolloutGroup:
-    """Return the group with its episodes' turn rewards and with the mean of their `info`."""
+    """Return the group with the turn rewards, and the mean `info`, of its episodes."""
     earned = torch.full(group.response_ids.shape, torch.nan)
     for row, played in enumerate(episodes):
         for end, reward in played.rewards:

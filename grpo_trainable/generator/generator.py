@@ -113,8 +113,8 @@ class Generator:
         # not been taken out yet.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
-        # The calls to cancel, each identified by the index of its first training prompt. Another
-        # thread adds them.
+        # The calls that must be cancelled, each identified by the index of its first training
+        # prompt. Another thread adds them.
         self._to_cancel: set[int] = set()
         self._sampling: int | None = None  # first training prompt of the current call
         self._to_score: dict[int, _Rollouts] = {}  # rollouts that wait for `score`, by number
@@ -377,7 +377,7 @@ class Generator:
         self._receiver.close()
 
     def _scores(self, rollouts: _Rollouts) -> list[Scores]:
-        """Return the scores of every group: first of its responses, then of its completions."""
+        """Return each group's scores, first of the responses and then of the completions."""
         responses = [group.responses() for group in rollouts.groups]
         for of_group, completed in zip(responses, rollouts.completions, strict=False):
             of_group += completed.responses
@@ -396,7 +396,7 @@ class Generator:
 
 
 def _scoring_stage(stream: str) -> str:
-    """Return the name of the stage under which the scoring of a stream is timed."""
+    """Return the name of the stage that records the time for scoring a stream."""
     return "eval" if stream == "eval" else "reward"
 
 

@@ -225,7 +225,7 @@ def main(reference: str, lifeline_fd: int, task: str = "null", check: str = "") 
 
 
 def _description(reward: RewardFunction) -> dict[str, Any]:
-    """Return the properties of a reward that the parent process needs."""
+    """Return those properties of a reward that the parent process needs to know."""
     return {
         "scores_batches": reward.score_batch is not None,
         "scores_groups": reward.scores_groups,

@@ -48,7 +48,7 @@ class Scorer(Protocol):
 
 
 class InlineScorer:
-    """Scores with a built-in function that never hangs and, unless it has a bug, never fails."""
+    """Scores responses with a built-in function. It never hangs, and fails only if it has a bug."""
 
     is_inline = True
 
@@ -65,7 +65,7 @@ class InlineScorer:
 
 
 class ProcessScorer:
-    """Scores with a function that may hang, in `workers` parallel processes that can be killed.
+    """Scores responses with a function that may hang, in parallel processes that can be killed.
 
     `reward` is a value of `task.reward`, such as `path/to/file.py:function`. A module or file is
     looked up in `directory` (None: the current directory) and on this process's `sys.path`.
@@ -78,11 +78,11 @@ class ProcessScorer:
     batches gets all responses in one call. Three kinds of failure give all responses of a call a
     `RewardError`: an exception, no answer within `deadline_s` seconds per response, and the death
     of the process. A result that is not a finite number gives only its own response a
-    `RewardError`. A call with an exception or such a result is repeated once, to see whether the
-    failure repeats. If the function gives no answer for a response and `unverified` is given, the
-    score is the result of `unverified` instead. In this case, the response is at fault, not the
-    function. A spare process, already warm, replaces a process that was killed or has died. A
-    reward model has no spare, because the spare would need memory for a second model. If the
+    `RewardError`. A call that raises an exception or returns such a result is repeated once, to see
+    whether the failure repeats. If the function gives no answer for a response and `unverified` is
+    given, the score is the result of `unverified` instead. In this case, the response is at fault,
+    not the function. A spare process, already warm, replaces a process that was killed or has died.
+    A reward model has no spare, because the spare would need memory for a second model. If the
     process of a reward model dies, a new process starts and repeats the call once.
 
     After `HANGS_A_CHUNK` missing answers in one call of `score`, the remaining responses are not
@@ -152,7 +152,8 @@ class ProcessScorer:
         except ValueError:
             self.close()
             raise
-        # A sum of rewards has no answer of its own, so its answer reward is the weighted sum.
+        # A sum of rewards has no reward for the answer alone, so its answer reward is the weighted
+        # sum.
         self._weights = (weights or {}) if parts and parts != ["answer"] else {}
         if self._has_spare:
             self._processes.append(self._start())

@@ -38,7 +38,7 @@ class Completions:
 
 
 class Completer:
-    """For groups of responses, samples completions of the states."""
+    """Samples completions of the states in groups of responses."""
 
     def __init__(self, settings: VineSettings, decode: Decode, sample: Sample) -> None:
         """Create a completer.
@@ -141,7 +141,7 @@ class Completer:
 def state_values(group: RolloutGroup, completions: Completions, rewards: Sequence[float]) -> Tensor:
     """Return the values of the states, (G, R) float32.
 
-    The value of a state is at the token that follows the state. All other entries are NaN.
+    The value of a state is stored at the token that follows the state. All other entries are NaN.
 
     Args:
         group: The group.

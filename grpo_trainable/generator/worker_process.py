@@ -45,8 +45,8 @@ class WorkerProcess:
         """Start `python -m MODULE FIRST LIFELINE_FD REST…` in `directory`.
 
         Args:
-            name: The setting, such as `task.reward=my.py:score`, that an error names if the process
-                cannot start.
+            name: The setting that the error names if the process cannot start, such as
+                `task.reward=my.py:score`.
             module: The module to run.
             arguments: FIRST and REST.
             directory: The working directory; None: the current one.
@@ -216,7 +216,7 @@ class WorkerProcess:
         return f"exit status {status}" if status >= 0 else f"signal {signal.strsignal(-status)}"
 
     def _wait(self, pipe: IO[bytes], event: int, deadline: float) -> None:
-        """Wait until `pipe` is ready or closed at the other end.
+        """Wait until `pipe` is ready, or until its other end is closed.
 
         A wait that ends at a deadline is not a hang, so each part of the wait counts as progress.
 

@@ -151,7 +151,7 @@ class GradientSteps:
         return *self._log_probs.with_entropy(policy, batch), values
 
     def _old_log_probs(self, batch: BatchWithLogProbs, present: Tensor) -> Tensor:
-        """Return the log-probs (B, S) of the policy in the ratio's denominator.
+        """Return log-probs (B, S) of the policy whose probability is the ratio's denominator.
 
         With importance weights, this is the policy before the round. Otherwise, it is the policy
         that sampled the token. If the policy before the round sampled the token, the learner's
@@ -300,7 +300,7 @@ class StepStatistics:
 
 
 def _count_ratios(ratio: Tensor) -> np.ndarray:
-    """Count the finite ratios in the bins of `RATIO_EDGES`.
+    """Count the finite ratios that fall into each bin of `RATIO_EDGES`.
 
     Ratios below the first edge or above the last edge count in the outermost bins.
     """

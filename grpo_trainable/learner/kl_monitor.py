@@ -1,4 +1,4 @@
-"""KL from the policy to three other policies, and the reference NLL, on the round's responses.
+"""KL from the policy to three others, and the reference's NLL, measured on a round's responses.
 
 These values are not part of any loss, and they need additional passes without gradients. To keep
 these passes cheap, the values are estimated from a sample: the *watched* responses.
@@ -59,7 +59,7 @@ def watched_rows(
 
     Args:
         batches: The round's batches.
-        sizes: Number of rows in each group of all batches, in order.
+        sizes: Number of rows in each group, for the groups of all batches in order.
         responses: Number of rows to watch in all batches together. None: all rows.
         seed: Seed of the trial.
         round_: Number of rounds before this one.
@@ -157,7 +157,8 @@ def drift_before_step(seen: Tensor, batch: BatchWithLogProbs) -> dict[str, Drift
 
     The step itself computes the log-probs of the policy. The log-probs of "behaviour" are already
     known, so the KL to "behaviour" is measured on all rows. The KL to the other two policies is
-    measured only on the watched rows (the sample). It is missing if the step has no watched rows.
+    measured only on the watched rows (the sample). If the step has no watched rows, the KL to these
+    two policies is missing.
 
     Args:
         seen: Log-probs of the policy, (B, S).

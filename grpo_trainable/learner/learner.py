@@ -309,8 +309,8 @@ class Learner:
         """Hand the weights to the transport, which takes a snapshot of them.
 
         Args:
-            needed_from: Snapshots of rounds before this round are released. The other snapshots may
-                still be in use or in transit.
+            needed_from: Index of a round. Snapshots of rounds before it are released. The other
+                snapshots may still be in use or in transit.
         """
         with self._context.call():
             with self._context.clock("sync"):

@@ -1,4 +1,4 @@
-"""The split of a round's batches into the rows of gradient steps and microbatches."""
+"""Split a round's batches into the rows of each gradient step and of each microbatch."""
 
 from __future__ import annotations
 

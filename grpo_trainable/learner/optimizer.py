@@ -36,7 +36,7 @@ class PolicyOptimizer:
         """Create an optimizer that has not taken any steps.
 
         Args:
-            parameters: The policy's trained parameters, each once, by name.
+            parameters: The policy's trained parameters by name, without duplicates.
             config: The trial's settings.
             critic: The parameters that belong only to the critic, by name. These parameters have
                 their own learning rate, and their gradient norm is clipped separately.

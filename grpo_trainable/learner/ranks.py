@@ -71,7 +71,7 @@ class Ranks(Protocol):
         ...
 
     def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
-        """Yield the policy's `weights`, as `gathered` does, in their original memory layout."""
+        """Like `gathered`, yield the policy's `weights`, in their original memory layout."""
         ...
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -247,8 +247,8 @@ def deal(
     in their original order.
 
     If the number of microbatches is not a multiple of the number of ranks, the largest microbatches
-    are cut in two until the number is a multiple. Microbatches of one row cannot be cut. If no
-    larger ones are left, some ranks get fewer microbatches than others.
+    are cut in two until it is. Microbatches of one row cannot be cut. If no larger ones are left,
+    some ranks get fewer microbatches than others.
 
     Args:
         parts: The microbatches. Each one is given by the indices of its rows.

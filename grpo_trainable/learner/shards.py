@@ -107,7 +107,7 @@ class Shards(ConnectedRanks):
         )
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return this rank's rows of divided tensors, and undivided tensors on the first rank."""
+        """Return this rank's rows of divided tensors; on the first rank, also undivided tensors."""
         mine = {}
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor):

@@ -112,7 +112,7 @@ class TrainingState:
     def next_message(self) -> tuple[str, bytes] | None:
         """Return the next message of `learner_messages`, or None after the last one.
 
-        The state must not have changed since `write`.
+        The state must not have changed since the call of `write`.
         """
         return next(self._messages, None)
 
@@ -193,8 +193,8 @@ class TrainingState:
         """Restore the critic from `stored`.
 
         If `stored` has no matching critic, the critic starts from scratch. In that case, the
-        optimizer's current tensors of the critic replace the critic's tensors in `stored`, so that
-        the critic's moments start from scratch too.
+        optimizer's current tensors for the critic replace those in `stored`, so that the critic's
+        moments start from scratch too.
         """
         if self.critic is not None and self.critic.load_state(stored):
             return

@@ -85,7 +85,7 @@ class UserLoss:
         self._try(device)
 
     def __call__(self, *batch: Tensor, **clip: float) -> tuple[Tensor, Tensor]:
-        """Call the function. If it returns only the loss, no token counts as clipped.
+        """Call the function. If the function returns only the loss, no token counts as clipped.
 
         Raises:
             PluginError: The function raised an exception or did not return a loss per token.
@@ -144,7 +144,7 @@ class UserAdvantage:
 
     @torch.no_grad()
     def __call__(self, rewards: Tensor, *, eps: float) -> Tensor:
-        """Call the function without a gradient.
+        """Call the function without recording gradients.
 
         Raises:
             PluginError: The function raised an exception or did not return one advantage per

@@ -50,7 +50,7 @@ class ModelConfig:
 
     @property
     def matmul_parameters(self) -> int:
-        """Number of weights in the matrices that process every token, not counting the head."""
+        """Number of weights, excluding the head's, in the matrices that process every token."""
         return self.num_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ PRESETS = {
     "small": ModelConfig(
         vocab_size=4096, context_length=256, d_model=256, num_layers=4, num_heads=8, d_ff=688
     ),
-    # The model of the course CSE 599-O.
+    # The model that the course CSE 599-O uses.
     "course": ModelConfig(
         vocab_size=50257,
         context_length=256,

@@ -1,4 +1,4 @@
-"""bfloat16 matrices and float32 states, for a policy of this package that only samples.
+"""bfloat16 matrices and float32 states, for this package's policies when they only sample.
 
 A CPU with AVX512-BF16 or AMX multiplies bfloat16 matrices twice as fast as float32 matrices, and
 accumulates in float32. The result of each matrix product is rounded to bfloat16. Norms, attention,

@@ -34,7 +34,7 @@ class Packing(NamedTuple):
         return _picked(x_TD, self.token_at_BS)
 
     def from_rows(self, x_BSD: Tensor) -> Tensor:
-        """Collect each token's values from rows, (T, D)."""
+        """Collect each token's values, (T, D), from rows."""
         return _picked(x_BSD.flatten(0, 1), self.home_T)
 
     def at(self, wanted: Tensor, x_TD: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
     own = there.clone()
     own[1:] &= ~alike.cumprod(dim=1).bool()
     number = torch.where(own.flatten(), own.flatten().cumsum(dim=0) - 1, 0).view_as(own)
-    # Token numbers increase from row to row. So the number of a shared token is the largest number
-    # in its column up to this row.
+    # Token numbers increase from row to row. So a shared token's number is the largest number in
+    # its column, in this row and the rows above.
     token_at = torch.where(there, number.cummax(dim=0).values, 0)
     home = own.flatten().nonzero()[:, 0]
     return Packing(

@@ -36,9 +36,9 @@ def adopt_parameters(
 ) -> None:
     """Make `tensors` the parameters of a model.
 
-    The memory of `tensors` is used in place. A tensor is copied only if its type or device differs,
-    or if its memory is not aligned like that of torch's own tensors. Adopted memory is never
-    written to, so it may be read-only.
+    The memory of `tensors` is used in place. A tensor is copied only if its type or device differs
+    from the parameter's, or if its memory is not aligned like that of torch's own tensors. Adopted
+    memory is never written to, so it may be read-only.
 
     Raises:
         ValueError: Names or shapes do not match exactly.

@@ -1,4 +1,4 @@
-"""The interface of a policy, for the learner, scoring and engines.
+"""The interface of a policy, for the learner, for scoring and for engines.
 
 B rows, S positions, D width of the hidden states, V size of the vocabulary, T steps of episodes.
 """
@@ -70,7 +70,7 @@ class Policy(NamedWeights):
     Rows are padded on the right. No position sees a later position, so padding needs no mask.
     """
 
-    context_length: int  # maximum tokens of a prompt plus its response
+    context_length: int  # maximum number of tokens of a prompt plus its response
     vocab_size: int  # V, the number of rows of the head; a tokenizer may have fewer tokens
     head_fp32: bool = True  # compute the head in float32 even if the body has lower precision
 
@@ -110,7 +110,7 @@ class Policy(NamedWeights):
         """Make each layer recompute its activations in the backward pass."""
 
     def head_operands(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden states (…, D) and head (V, D), in the precision of their product.
+        """Return hidden states (…, D) and head (V, D), in the precision that their product uses.
 
         The logits, and everything computed from them, are at least float32 (`widened`).
         """

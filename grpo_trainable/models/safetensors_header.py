@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-LENGTH_BYTES = 8  # size of the number that precedes the header and gives its length
+LENGTH_BYTES = 8  # size of the number that precedes the header and gives the header's length
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -28,7 +28,7 @@ def uniforms(
     earlier samples.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
-    # Every value of 24 bits is exact in float32 and below 1.
+    # Each value has 24 bits, so it is exact in float32 and below 1.
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
@@ -103,7 +103,7 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _search(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the item of `weights` (B, W) into which `uniform` (B,), in [0, 1), falls.
+    """Find the item of `weights` (B, W) into which a number `uniform` (B,) from [0, 1) falls.
 
     Also return how far into the item `uniform` falls, as a fraction of the item's weight. An item
     of weight zero is never found, because it leaves the cumulative sum unchanged, and the target,

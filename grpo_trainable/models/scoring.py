@@ -34,9 +34,10 @@ class _HeadLogProbs(torch.autograd.Function):
     """Computes log softmax(hidden @ weight.T / temperature)[target] with little memory.
 
     Logits and log-softmax are never in memory at the same time. Rows go through the head in blocks
-    of at most `HELD` probabilities. With one block, the forward pass keeps its probabilities, and
-    the backward pass turns them into the gradient in place. With several blocks, the backward pass
-    recomputes the probabilities of each block, so that memory does not grow with rows x vocabulary.
+    of at most `HELD` probabilities. With one block, the forward pass keeps the block's
+    probabilities, and the backward pass turns them into the gradient in place. With several blocks,
+    the backward pass recomputes the probabilities of each block, so that memory does not grow with
+    rows x vocabulary.
     """
 
     @staticmethod
@@ -114,7 +115,7 @@ def _become_probs(logits_TV: Tensor, targets_T: Tensor, law: _Law) -> tuple[Tens
         log_total = total.log()
         log_probs_T[rows] = chosen - log_total
         probs.div_(total[:, None])
-        if law.early_T is not None:  # if it is None, all logits are finite
+        if law.early_T is not None:  # without `early_T`, all logits are finite
             # The entropy is -sum p log p. xlogy would be exact for p = 0, but a clamp costs less.
             logits.clamp_(min=torch.finfo(logits.dtype).min)
         entropy_T[rows] = log_total - torch.linalg.vecdot(probs, logits)

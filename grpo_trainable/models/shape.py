@@ -76,7 +76,7 @@ class PolicySettings(Protocol):
 class PolicyShape:
     """Sizes of a policy that limit prompts, sampled tokens and the number of GPUs."""
 
-    context_length: int  # maximum tokens of a prompt plus its response
+    context_length: int  # maximum number of tokens of a prompt plus its response
     vocab_size: int
     heads: int | None = None  # attention heads of a layer; None if not known
     kv_heads: int | None = None  # heads of keys and values in a layer; None if not known

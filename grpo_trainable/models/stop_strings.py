@@ -35,8 +35,8 @@ class StopStrings:
         Args:
             strings: The stop strings.
             token_bytes: The bytes of each token of the tokenizer.
-            vocab_size: Number of tokens of the policy. Tokens that the tokenizer lacks have no
-                bytes.
+            vocab_size: Number of tokens in the policy's vocabulary. Tokens that the tokenizer lacks
+                have no bytes.
             device: Device of `may_complete`.
         """
         self._strings = [string.encode() for string in strings]

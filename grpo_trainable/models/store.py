@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from grpo_trainable.models.hf.lora import LoraPolicy
     from grpo_trainable.models.hf.policy import HFPolicy
 
-# A function from `config.model` and a seed to (ActingPolicy, Tokenizer); see `DESCRIBE_ACTING`.
+# A function that builds (ActingPolicy, Tokenizer) from `config.model` and a seed; see
+# `DESCRIBE_ACTING`.
 BUILD_ACTING = "grpo_trainable.control.policy:build_control_policy"
 
 # ---- Policies of this package ------------------------------------------------------------------
@@ -88,7 +89,7 @@ def build_any_policy(model: PolicySettings, seed: int) -> tuple[NamedWeights, To
     If the policy starts from adapters, these stay separate, because merging would round them.
 
     Raises:
-        ValueError: For the same reasons as in `build_policy`, or the environment is unavailable.
+        ValueError: A reason listed for `build_policy` applies, or the environment is unavailable.
     """
     if model.env is not None:
         return _build_acting(model, seed)
@@ -141,7 +142,7 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     if directory is None:
         return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
     if is_hugging_face(directory):
-        # Read before the weights, so that a mistake in the small files is reported early.
+        # The small files are read before the weights, so that a mistake in them is reported early.
         tokenizer = hf_directory.read_tokenizer(directory)
         return _load_hf(model, directory), tokenizer
     refuse_settings_of_hugging_face(model, directory)

@@ -26,7 +26,7 @@ class Tokenizer:
     """
 
     eos_id: int  # the first of `end_ids`
-    end_ids: tuple[int, ...]  # any of them ends a response
+    end_ids: tuple[int, ...]  # each of these ids ends a response
     pad_id: int  # fills positions without a token; may be one of `end_ids`
     vocab_size: int  # every id is below this number
 
@@ -55,7 +55,7 @@ class Tokenizer:
         Args:
             texts: Texts to learn the merges from.
             vocab_size: Maximum number of tokens, at least 258.
-            digits_alone: Make each digit a separate token too.
+            digits_alone: Make each digit a separate token, as newlines are.
 
         Raises:
             ValueError: `vocab_size` is too small.
@@ -257,7 +257,7 @@ def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's spelling of bytes, as character -> byte.
+    """Return GPT-2's spelling of bytes, as a mapping from character to byte.
 
     Printable bytes are spelled as themselves, and all other bytes as the characters with code
     points from 256 on.

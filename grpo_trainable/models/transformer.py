@@ -133,7 +133,7 @@ class Block(nn.Module):
 
 def _checkpointed(block: Block, *inputs: Tensor | Packing | None) -> Tensor:
     """Run a block. Its activations are recomputed in the backward pass."""
-    from torch.utils.checkpoint import checkpoint  # loads much of torch that is otherwise unused
+    from torch.utils.checkpoint import checkpoint  # loads large, otherwise unused parts of torch
 
     return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False))
 

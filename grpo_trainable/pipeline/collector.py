@@ -326,7 +326,7 @@ class Collector:
 
 
 class DrawnRewards:
-    """Keeps the rewards of scored groups until the round that drew the prompts reports them."""
+    """Keeps the rewards of groups until the round that drew their prompts reports the rewards."""
 
     def __init__(self, planned: int) -> None:
         """Create an empty record.
@@ -377,7 +377,7 @@ class DrawnRewards:
 
 
 class DrawnLengths:
-    """Keeps the lengths of sampled responses until the round that drew the prompts reports them.
+    """Keeps the lengths of responses until the round that drew their prompts reports the lengths.
 
     Unlike `DrawnRewards`, this record includes prompts whose rewards failed.
     """

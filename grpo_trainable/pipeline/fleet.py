@@ -27,8 +27,8 @@ from grpo_trainable.text import plural
 
 # Maximum number of chunks per generator that are submitted but not yet scored. While one chunk is
 # sampled, another waits or is scored. So a generator is idle only if scoring takes longer than
-# sampling. A third chunk that is submitted this early would be sampled with weights that are older
-# than necessary.
+# sampling. If a third chunk were submitted this early, it would be sampled with needlessly old
+# weights.
 CHUNKS_AHEAD = 2
 
 # Maximum number of times in a row that a generator is replaced without finishing a chunk. If that
@@ -36,14 +36,14 @@ CHUNKS_AHEAD = 2
 REPLACEMENTS_IN_A_ROW = 3
 
 # A chunk may be given up only after a generator has sampled this number of chunks that began later.
-# With 1, a chunk of usual length would be given up whenever a short chunk overtakes it.
+# With a value of 1, a chunk of usual length would be given up whenever a short chunk overtakes it.
 LAPS = 2
 
 _BUSYNESS = operator.attrgetter("chunks")
 
 
 class Spawn(Protocol):
-    """Starts a new generator in place of a killed generator with the same name."""
+    """Starts a new generator, under the same name, in place of a killed generator."""
 
     def __call__(self, name: str, patience_s: float) -> Actor | None:
         """Return the new actor, or None if no machine has room for it within `patience_s`."""
@@ -107,14 +107,14 @@ class FleetGenerator:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A call that fetches published weights. It runs after the generator's earlier calls."""
+    """A call that fetches published weights. The call runs after the generator's earlier calls."""
 
     generator: FleetGenerator
 
 
 @dataclass(frozen=True, slots=True)
 class Deposit:
-    """A concurrent call that fetches published weights. They are used from the next token on."""
+    """A concurrent call that fetches published weights, for use from the next token on."""
 
     generator: FleetGenerator
 

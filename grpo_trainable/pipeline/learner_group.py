@@ -205,7 +205,7 @@ class LearnerGroup:
     def _lost(self, stage: str) -> ActorLost | None:
         """Return an `ActorLost` for the first dead learner, or None.
 
-        A single learner is not checked.
+        If there is only one learner, it is not checked.
         """
         actors = self._actors if len(self._actors) > 1 else ()
         deaths = (self._death_of(actor, stage) for actor in actors)
@@ -230,7 +230,7 @@ class LearnerGroup:
     def _await(self, stage: str, method: str, *args: Any) -> Any:
         """Return the first learner's answer, once all have answered.
 
-        In an elastic group, this method ignores the loss of a learner other than the first. The
+        In an elastic group, this method carries on if any learner except the first is lost. The
         loss is noticed in the next round at the latest, and the group can repeat that round.
         """
         with self.naming_the_lost(stage):

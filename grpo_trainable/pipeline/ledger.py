@@ -288,7 +288,7 @@ class Ledger:
         return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
-        """From earlier rounds, return the accepted prompts of batches at the place of `batch_id`.
+        """Return the accepted prompts of earlier rounds' batches with the same place as `batch_id`.
 
         Batches that `close` has forgotten are not included.
         """
@@ -364,7 +364,7 @@ def _after(start: int, count: int, given_up: Sequence[int]) -> int:
 
 
 def _cut(indices: list[int], end: int) -> list[int]:
-    """Remove the indices below `end` from an ascending list, and return them."""
+    """Remove the indices below `end` from an ascending list, and return the removed indices."""
     count = bisect_left(indices, end)
     taken, indices[:count] = indices[:count], []
     return taken

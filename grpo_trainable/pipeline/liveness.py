@@ -84,7 +84,7 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Wait at most the shortest `_due_s` for a call to end, and return the calls that are done.
+        """Wait for a call to end, at most for the shortest `_due_s`, and return the finished calls.
 
         The time spent waiting is added to the silence of each actor in `owing`.
         """
@@ -100,7 +100,7 @@ class Watch:
         return done
 
     def _due_s(self, silence: _Silence) -> float:
-        """Return the seconds until the actor must be asked for its progress or counts as silent."""
+        """Return the seconds until the next question to the actor, or until it counts as silent."""
         at_s = self._deadline_s
         if silence.question is None:
             at_s = min(at_s, silence.ask_at_s)

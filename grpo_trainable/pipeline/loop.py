@@ -142,7 +142,7 @@ class Pipeline:
         self._held_out: list[Scored] = []  # answers of the current evaluation
         self._stopped = False  # True if the trial ended before its last round
         self._info_names: set[str] = set()  # names of numbers that environments report in `info`
-        # The checkpoint of the last finished round, kept while rollouts are collected; else None.
+        # While rollouts are collected, the checkpoint of the last finished round; otherwise None.
         self._last_finished: Checkpoint | None = None
 
     @property
@@ -299,7 +299,7 @@ class Pipeline:
         """Sample until the rollouts of a round are complete.
 
         If sampling and training take turns, no chunk of a later round is submitted. So the chunks
-        that replace prompts left out of this round do not depend on timing.
+        that replace this round's left-out prompts do not depend on timing.
         """
         self._last_due = round_ if self.config.in_turns else self.config.rounds - 1
         self._start_dispatching()

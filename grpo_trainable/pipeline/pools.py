@@ -25,13 +25,13 @@ class Pick(NamedTuple):
 
 
 class DifficultyPools:
-    """Three pools of training examples, grouped by their running pass rate: easy, mid and hard.
+    """Three pools (easy, mid and hard) of training examples, grouped by running pass rate.
 
     An example that has never been scored is in the mid pool. For each prompt, one of the non-empty
-    pools is drawn at random, weighted by the shares in the settings. Then an example is drawn at
-    random from the examples of this pool that have been picked least often. The random numbers are
-    a function of (seed, prompt index). Pass rates change only once per round, before the gradient
-    steps, so at lag 0 the picks do not depend on timing.
+    pools is drawn at random, with probabilities proportional to the shares in the settings. Then an
+    example is drawn at random from the examples of this pool that have been picked least often. The
+    random numbers are a function of (seed, prompt index). Pass rates change only once per round,
+    before the gradient steps, so at lag 0 the picks do not depend on timing.
 
     The pass rate of an example starts as the mean answer reward of its first group. Each further
     group, with mean answer reward r, updates the rate: rate ← memory · rate + (1 − memory) · r,

@@ -141,7 +141,7 @@ def uniform(
 def fresh_and_older(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
-    """Draw ceil(fraction · count) of the fresh groups, and the rest from the older groups.
+    """Draw ceil(fraction · count) groups from the fresh ones, and the rest from the older ones.
 
     Both draws are uniform. If there are too few groups of one kind, draw more of the other kind.
     """

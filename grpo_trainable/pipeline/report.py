@@ -231,7 +231,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
 def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Return metrics of the learner and of the `groups` that it trained on.
 
-    A round without groups has no gradient steps, so it has no metrics of them.
+    A round without groups has no gradient steps and therefore no metrics of gradient steps.
     """
     row = {
         "optim/skipped_steps": float(updated.skipped_steps),
@@ -299,7 +299,7 @@ def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
 def time_metrics(
     spans: Sequence[ActorSpan], sync_bytes: int, start: float, end: float
 ) -> dict[str, float]:
-    """Return each stage's seconds and share of the round, and the size and speed of transfers.
+    """Return each stage's seconds and its share of the round, and transfers' size and speed.
 
     Args:
         spans: The spans of all actors.
@@ -318,5 +318,5 @@ def time_metrics(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of values. Sort them first, because a float sum depends on the order."""
+    """Return the mean of values. Sort the values first, because a float sum depends on order."""
     return sum(sorted(values)) / len(values)

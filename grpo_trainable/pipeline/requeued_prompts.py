@@ -10,8 +10,8 @@ class RequeuedPrompts:
     """Chooses the example of each new prompt. Examples of prompts that were given up come first.
 
     Without requeued prompts, the example of a prompt has the prompt's index. A requeued example
-    gets the next new prompt index, so its random draws differ from those of the first attempt. The
-    examples of all later prompts are delayed by one prompt, so no example is passed over.
+    gets the next new prompt index, so its random draws differ from those of the first attempt. All
+    later examples are delayed by one prompt, so no example is passed over.
 
     Example: prompts 0 to 3 have the examples 0 to 3. Prompt 1 is given up. Then prompt 4 has
     example 1, and prompt 5 has example 4.

@@ -57,7 +57,7 @@ def repeated_fraction(groups: Sequence[RolloutGroup]) -> float:
 
 
 def info_means(groups: Sequence[RolloutGroup], names: Iterable[str]) -> dict[str, float]:
-    """Return the means, over all episodes, of the named numbers in the environments' `info`.
+    """For each named number in the environments' `info`, return the mean over all episodes.
 
     A number that an episode lacks counts as 0, because the numbers of an episode are sums.
     """

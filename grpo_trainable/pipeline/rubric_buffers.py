@@ -49,7 +49,7 @@ class RubricBuffers:
                 self._waiting[group.prompt_index] = (digest, scored.rubrics[group.prompt_index])
 
     def settle(self, drawn: Sequence[int]) -> None:
-        """Apply the rubrics of the prompts that a round drew, in this order."""
+        """Apply the rubrics of the prompts that a round drew, in the order of the prompts."""
         for index in drawn:
             if index in self._waiting:
                 digest, rubrics = self._waiting.pop(index)

@@ -10,7 +10,7 @@ from grpo_trainable.text import plural
 
 
 class Standstill:
-    """Counts consecutive rounds in which no group had unequal rewards.
+    """Counts consecutive rounds in which the rewards within each group were equal.
 
     A trial that also learns from equal rewards never stands still. Examples are trials with
     `loss.advantage=batch`, a critic, a teacher or a length penalty.

@@ -37,8 +37,8 @@ def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
     The first eight digits are the CRC-32 of names, shapes, types and the order in which dimensions
     are stored. The last eight digits are the CRC-32 of a sequence of bytes: first all block sums,
     then the bytes left over at the end of each tensor. A block is 4 KiB of a tensor, in storage
-    order. It is summed as 64-bit integers on the device of its tensor. If 64-bit words within a
-    block change places, the checksum stays the same.
+    order. Each block is summed as 64-bit integers, on the device that holds the tensor. If 64-bit
+    words within a block change places, the checksum stays the same.
     """
     return copy_with_checksum(tensors, {})
 
@@ -90,7 +90,7 @@ def _storage(
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes, (bytes,) uint8, of a tensor without gaps, in storage order."""
+    """Return the bytes of a tensor without gaps as (bytes,) uint8, in storage order."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 

@@ -95,7 +95,7 @@ class Drift:
 
     Values are in nats, summed over a response and averaged over the responses. If the KL is
     measured on a sample of the responses, `k1_se` and `k3_se` are the standard errors of the
-    estimates. If it is measured on all responses, they are 0.
+    estimates. If the KL is measured on all responses, both standard errors are 0.
     """
 
     k1: float  # an estimate that can be negative
@@ -145,8 +145,8 @@ class GradientStep:
     # Effective sample size of the importance weights, as a fraction of the number of responses.
     ess_fraction: float
     skipped: bool  # True if the step changed nothing, because its loss or gradient was not finite
-    # Name of another policy -> KL from the policy before the step to that policy, on those of the
-    # step's responses for which the KL is measured. Empty if the KL is not monitored.
+    # Name of another policy -> KL from the policy before the step to the named policy, on those of
+    # the step's responses for which the KL is measured. Empty if the KL is not monitored.
     kl: dict[str, Drift]
     critic: CriticStep | None = None  # None if there is no critic
 

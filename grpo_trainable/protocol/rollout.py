@@ -307,7 +307,7 @@ class TrainBatch:
         )
 
     def _of_control(self) -> list[tuple[str, Tensor]]:
-        """Return (name, tensor) of each field that only batches of a control policy have."""
+        """For each field that only batches of a control policy have, return (name, tensor)."""
         named = (("observations", self.observations), ("actions", self.actions))
         return [(name, values) for name, values in named if values is not None]
 

@@ -319,7 +319,7 @@ def _spans(
 
 
 def first_use_lags(groups: Sequence[RolloutGroup], learner_round: int) -> dict[int, int]:
-    """Return, for each lag, the number of groups that this round first trained on at that lag."""
+    """For each lag, return how many groups with this lag were first trained on in this round."""
     return dict(Counter(learner_round - g.oldest_round for g in groups if g.uses == 1))
 
 

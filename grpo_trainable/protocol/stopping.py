@@ -10,7 +10,7 @@ from typing import Protocol
 
 from grpo_trainable.telemetry.timers import now
 
-MEASURED_ROUNDS = 4  # number of latest rounds from whose durations the time left is estimated
+MEASURED_ROUNDS = 4  # number of latest rounds whose durations serve to estimate the time left
 
 
 @dataclass(frozen=True, kw_only=True)

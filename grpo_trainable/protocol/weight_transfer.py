@@ -44,7 +44,7 @@ class StagingSender(WeightSender, Protocol):
     """A sender whose snapshots are sent when the trial's process starts the transfer."""
 
     def staged(self, round_: int) -> list[Tensor]:
-        """Return the tensors of the snapshot of this round."""
+        """Return the tensors of this round's snapshot."""
         ...
 
 

@@ -38,7 +38,7 @@ from grpo_trainable.telemetry.metrics import is_named_by_user
 from grpo_trainable.trial import Trial, resolved
 
 NAME = "GRPO-RLlib"
-TRIAL = "grpo"  # name of our part of RLlib's checkpoint
+TRIAL = "grpo"  # name of our part in RLlib's checkpoint
 
 # RLlib's name -> our name for the same metric, in addition to `metrics.RLLIB_NAMES`.
 RLLIB_NAMES = {

@@ -85,7 +85,7 @@ def language_model_spec(grpo: Mapping[str, Any]) -> RLModuleSpec:
 
 
 def trained_language_model(config: GRPOConfig, trained: Mapping[str, Tensor]) -> LanguageModel:
-    """Return the policy of a trial with the weights `trained`, without a value head."""
+    """Return a trial's policy, with the weights `trained` and without a value head."""
     observations, actions = token_spaces(policy_shape(config.model))
     module = LanguageModel(
         observation_space=observations,

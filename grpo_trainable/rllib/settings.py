@@ -78,7 +78,7 @@ WHY_NOT = {
 
 
 def trial_data(config: Any, *, must_fetch: bool = True) -> dict[str, Any]:
-    """Return a trial's settings as plain data, from a `GRPOAlgorithmConfig` without search spaces.
+    """Convert a `GRPOAlgorithmConfig` without search spaces to a trial's settings, as plain data.
 
     Args:
         config: The algorithm's config.
@@ -114,7 +114,7 @@ def trial_data(config: Any, *, must_fetch: bool = True) -> dict[str, Any]:
 
 
 def _same(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield our key and the value of each setting in `SAME`.
+    """For each setting in `SAME`, yield our key and the value.
 
     Raises:
         ConfigError: A value is invalid. The message contains RLlib's name of the setting.

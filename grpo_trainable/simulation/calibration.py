@@ -39,7 +39,7 @@ class Times:
 
         Args:
             passes: number of passes that an update makes over the batch. The recorded trial made
-                one.
+                one pass.
         """
         seen = {key: itertools.cycle(seconds) for key, seconds in self.calls.items()}
 
@@ -99,7 +99,7 @@ def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> f
     Args:
         config: the trial to simulate.
         times: the times of the other trial.
-        passes: number of passes that an update makes over the batch. The other trial made one.
+        passes: number of passes that an update makes over the batch. The other trial made one pass.
     """
     durations = times.in_order(passes)
     reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=0)

@@ -142,7 +142,7 @@ class VirtualGenerator:
         """Return the duration of a call to `generate`, in seconds.
 
         Args:
-            seconds_of: returns the seconds of a stage for prompts of usual length.
+            seconds_of: returns how many seconds a stage takes for prompts of usual length.
             stage: the stage of the call.
             requests: the requests of the call.
         """
@@ -395,7 +395,7 @@ class VirtualLearner:
         )
 
     def publish(self, start: float, end: float, needed_from: int) -> Published:
-        """Publish a snapshot, and record the release of weights of rounds before `needed_from`."""
+        """Publish a snapshot, and record that weights from before `needed_from` are released."""
         self._releases.append((start, needed_from))
         return Published(
             handle=(self._version, self._round),

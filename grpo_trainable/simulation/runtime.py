@@ -64,7 +64,10 @@ class VirtualRuntime:
         return self.time
 
     def wait(self, calls: Sequence[VirtualCall], timeout_s: float) -> list[VirtualCall]:
-        """Advance the clock to the first answer, at most by `timeout_s`. Return finished calls."""
+        """Advance the clock to the first answer, but by no more than `timeout_s`.
+
+        Return finished calls.
+        """
         self._waits_left -= 1
         assert self._waits_left > 0, "the pipeline waits forever"
         assert calls, "the pipeline waits without a call to wait for"
@@ -93,7 +96,7 @@ class VirtualRuntime:
         return self._ends[0][0]
 
     def share(self, value: Any) -> Any:
-        """Return `value`: virtual actors share memory."""
+        """Return `value` itself, because virtual actors share memory."""
         return value
 
     def result(self, call: VirtualCall) -> Any:
@@ -166,16 +169,16 @@ class VirtualActor:
         self._submitted = {} if submitted is None else submitted
         self._dead = False
         self._free_at = 0.0
-        # Each of these two methods has its own thread.
+        # `deposit` and `score` each have their own thread.
         self._thread_free_at = {"deposit": 0.0, "score": 0.0}
         self._step_s, self._mute = step_s, mute
         self._worked: list[list[float]] = []  # [start, end] of each call
         self._cancels = cancels
-        self._queue: list[_Queued] = []  # calls in order, if they can be cancelled
+        self._queue: list[_Queued] = []  # calls in order; empty if none can be cancelled
         self._hangs_from = math.inf
 
     def submit(self, stage: str, method: str, *args: Any) -> VirtualCall:
-        """Submit a call to `method`, with its start and end in virtual time."""
+        """Submit a call to `method`, and set the call's start and end in virtual time."""
         if method == "progress":
             return self._ask_progress()
         if method == "cancel":

@@ -98,7 +98,7 @@ def new_directory(path: str | Path) -> Iterator[Path]:
         readers = temporary.stat().st_mode & 0o444
         for file in temporary.rglob("*"):
             file.chmod(file.stat().st_mode | readers)
-        os.replace(temporary, path)  # also replaces an empty directory
+        os.replace(temporary, path)  # an empty directory is replaced, too
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

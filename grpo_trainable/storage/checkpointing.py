@@ -158,7 +158,7 @@ def write_learner_files(
             name: _write(Path(directory, name), file_pieces(held), tick)
             for name, held in _learner_files(tensors, number, of)
         }
-    except OSError as error:  # the trial decides how to react
+    except OSError as error:  # the trial decides how to react to the error
         found = error.errno, error.strerror or str(error)
         return LearnerFiles(counters=counters, digests={}, error=found)
     return LearnerFiles(counters=counters, digests=digests)
@@ -260,8 +260,8 @@ def read_checkpoint(directory: str | AnyPath) -> TrialState:
     """Return the verified content of a checkpoint.
 
     Raises:
-        CheckpointError: The checkpoint is missing, damaged, unreadable or in another format, its
-            directory contains a file that does not belong to a checkpoint, or the directory or a
+        CheckpointError: The checkpoint is missing, damaged, unreadable or in another format. Or its
+            directory contains a file that does not belong to a checkpoint. Or the directory or a
             file is a link.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
@@ -399,9 +399,9 @@ def remove_older(
         keep: Number of checkpoints to keep.
         shared_rounds: Rounds whose checkpoints are kept in addition.
         confirmed: Only intact checkpoints of this round or an earlier one count towards `keep`. All
-            checkpoints newer than the oldest one that counts are kept too.
-        verified: Maps the name of each checkpoint that earlier calls found intact to its round.
-            This call adds the checkpoints that it finds intact.
+            checkpoints that are newer than the oldest counted one are kept, too.
+        verified: The rounds of the checkpoints that earlier calls found intact, keyed by the
+            checkpoints' names. This call adds the checkpoints that it finds intact.
 
     Raises:
         CheckpointError: The newest checkpoint is not intact, or a checkpoint cannot be read.

@@ -156,7 +156,8 @@ def stored_path(uri: str, environment: Mapping[str, str] | None = None) -> Store
         region=region,
         connect_timeout=CONNECT_S,
         request_timeout=SILENCE_S,
-        # With background writes, `copy_files` would deadlock, because both use one thread pool.
+        # With background writes, `copy_files` would deadlock, because background writes use the
+        # same thread pool.
         background_writes=False,
         allow_delayed_open=True,  # a small file is written with one request instead of three
     )
@@ -202,8 +203,8 @@ def fetched(
 
     Args:
         directory: The directory.
-        wanted: Returns True for the relative path of a file to fetch. By default, all files are
-            fetched.
+        wanted: Returns True if the file at this relative path must be fetched. By default, all
+            files are fetched.
 
     Raises:
         OSError: A file cannot be fetched.

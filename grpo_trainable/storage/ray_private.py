@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
 
 
 def too_old_for(name: str) -> str | None:
-    """Return a one-line message if this version of Ray does not have a name yet, or None."""
+    """Return None if this version of Ray defines a name, or else a one-line message."""
     installed, since = importlib.metadata.version("ray"), _SINCE.get(name, (0, 0))
     if _numbers(installed) >= since:
         return None

@@ -31,7 +31,7 @@ from grpo_trainable.storage.checkpointing import (
 from grpo_trainable.storage.object_store import AnyPath, StoredPath, reason
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERATION, StorageContext
 
-TUNES_OWN = re.compile(r"(params|error)\.")  # files in which Tune writes a trial's config and error
+TUNES_OWN = re.compile(r"(params|error)\.")  # files to which Tune writes a trial's config and error
 
 # Number of shared checkpoints (those from which other trials may start) that are kept in addition
 # to the newest `checkpoint.keep`. Under synchronous PBT, a clone may start from the checkpoint of
@@ -84,7 +84,8 @@ class TrialStorage:
         again. If that part is in an object store, it is removed later.
 
         Raises:
-            OSError: The checkpoint was not written, or the object store lacks a file of it.
+            OSError: The checkpoint was not written, or one of its files is missing from the object
+                store.
         """
         context = self._context
         assert context is not None
@@ -134,9 +135,9 @@ class TrialStorage:
         """Remove checkpoints that need not be kept.
 
         Args:
-            rows_follow: True if callbacks copy the rows to an object store after the checkpoints.
-                After a kill, a checkpoint that is newer than the last row in the store would be
-                useless, so it does not count towards `checkpoint.keep`.
+            rows_follow: True if callbacks copy the rows to an object store after the checkpoints
+                have been copied. After a kill, a checkpoint that is newer than the last row in the
+                store would be useless, so it does not count towards `checkpoint.keep`.
 
         Returns:
             A list with one line that gives the reason, if checkpoints could not be removed.
@@ -229,9 +230,9 @@ class TrialStorage:
                     return []
                 if path in forgotten:
                     problems.append(f"Tune does not know of the copy that {path.name} follows")
-                # If there was no problem, Tune does not know this checkpoint: Tune's last snapshot
-                # of the experiment is older, or the trial wrote the checkpoint when the trial was
-                # interrupted.
+                # Without a problem in this list, the reason is that Tune has no record of this
+                # checkpoint: Tune's last snapshot of the experiment is older, or the trial wrote
+                # the checkpoint when the trial was interrupted.
                 return [
                     "; ".join([*problems, f"continuing from {path.name} (round {round_})", *copies])
                 ]
@@ -272,8 +273,8 @@ class TrialStorage:
     def _follows_unknown_copy(self, path: AnyPath, named: AnyPath | None) -> bool:
         """Return True if a checkpoint follows a copy (of another trial) that Tune does not know.
 
-        Such a checkpoint is one of the trial's own, is newer than the noted checkpoint, follows
-        another origin, and differs from the trial in its settings.
+        Such a checkpoint is one of the trial's own and is newer than the noted checkpoint. Its
+        origin differs from that of the noted checkpoint, and its settings differ from the trial's.
         """
         directory = self._directory
         if directory is None or _parent(path) != directory:
@@ -286,11 +287,11 @@ class TrialStorage:
         return self._follows_other_copy(path, noted)
 
     def _follows_other_copy(self, path: AnyPath, other: Mapping[str, Any] | None) -> bool:
-        """Return True if a checkpoint has neither the origin of a state nor the trial's settings.
+        """Return True if a checkpoint differs from `other` in origin, and from the trial in config.
 
         Args:
             path: The checkpoint.
-            other: The state. None: a state without an origin.
+            other: The state of another checkpoint. None counts as a state without an origin.
         """
         state = unverified_state(path)
         return (
@@ -413,7 +414,7 @@ def _in_experiment(path: AnyPath) -> str:
 
 
 def follows_known_copy(checkpoint: AnyPath, noted: AnyPath | None) -> bool:
-    """Return True if a trial's checkpoint follows the same copy as the checkpoint `noted`.
+    """Return True if a trial's checkpoint and the checkpoint `noted` have the same origin.
 
     Args:
         checkpoint: The checkpoint.

@@ -28,7 +28,7 @@ def tagged_answer(response: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""Return the content of the last box, or None if that box is missing or not closed.
+    r"""Return the content of the last box, or None if there is no box or the last one is open.
 
     A box is `\boxed{…}`, `\fbox{…}` or `\boxed 5`.
     """

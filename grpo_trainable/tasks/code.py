@@ -20,7 +20,7 @@ HUMANEVAL, MBPP = "HumanEval", "MBPP"
 # The strings that end a completion: for HumanEval, the stop sequences of Codex (arXiv 2107.03374);
 # for MBPP, the end mark of its prompt (arXiv 2108.07732).
 STOPS = {HUMANEVAL: ("\nclass", "\ndef", "\n#", "\nif", "\nprint"), MBPP: ("[DONE]",)}
-# EvalPlus asks chat models with these words.
+# EvalPlus uses these words in its prompts for chat models.
 INSTRUCTION = (
     "Please provide a self-contained Python script that solves the following problem in a markdown "
     "code block:"
@@ -68,7 +68,8 @@ def _humaneval(row: Mapping[str, Any], in_block: bool) -> tuple[str, dict[str, s
     truth = {"layout": HUMANEVAL, "head": prompt, "tests": tests}
     if not in_block:
         return prompt, truth
-    # The code block defines the entry point, so the head is only the prompt's text before it.
+    # The code block defines the entry point, so the head is only the part of the prompt before the
+    # definition.
     truth["head"] = prompt[: definition.start()]
     return f"{INSTRUCTION}\n```python\n{prompt.strip()}\n```\n", truth
 

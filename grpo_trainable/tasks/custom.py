@@ -175,12 +175,12 @@ class CustomTask:
 
     @property
     def train_size(self) -> int | None:
-        """Number of training examples in one pass, or None if the class states none."""
+        """Number of training examples in one pass, or None if the class states no number."""
         return self._size("train_size")
 
     @property
     def eval_size(self) -> int | None:
-        """Number of held-out examples before they repeat, or None if the class states none."""
+        """Number of held-out examples before they repeat, or None if the class states no number."""
         return self._size("eval_size")
 
     def _size(self, name: str) -> int | None:

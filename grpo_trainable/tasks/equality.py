@@ -139,12 +139,12 @@ _MEMBER = re.compile(r"^([a-zA-Z])\s*\\in(?![a-zA-Z])")
 def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
     r"""Return the name and the value of a result: `("x", "3")` for `x = 3`, `3 = x` or `x\in 3`.
 
-    The name is empty if the result has none. A name such as `f(x)` is also left empty, because the
+    The name is empty if the result has none. A name such as `f(x)` is also left out, because the
     true answer need not have it.
 
     Args:
         text: Result of `plain`.
-        last_side: If True, the value is the last side of any equation, as in `A = 12*37 = 444`.
+        last_side: If True, the value is the last side of an equation, as in `A = 12*37 = 444`.
     """
     name, *others = _sides(text)
     if name and len(others) == 1 and _NAME.fullmatch(others[0]) and not _NAME.fullmatch(name):
@@ -156,7 +156,7 @@ def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
 
 
 def _sides(text: str) -> list[str]:
-    """Return the sides of an equation, or the whole text if this is not exactly one equation."""
+    """Return the sides of an equation, or the whole text if it is not exactly one equation."""
     sides = [side.strip() for side in _split(_MEMBER.sub(r"\1=", text), "=")]
     is_other_relation = re.search(r"[<>!≤≥≠]|\\not", text)
     are_several = any(parts_of(side) is not None for side in sides[1:-1])  # a = 2, b = 3

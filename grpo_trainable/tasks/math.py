@@ -96,7 +96,7 @@ def unmarked_answers(key: str, path: str) -> str | None:
     for place, row in rows_in(key, path):
         try:
             answer = row().get("answer")
-        except ValueError:  # `read_examples` reports such a row
+        except ValueError:  # `read_examples` reports malformed rows
             continue
         if not isinstance(answer, str):
             continue

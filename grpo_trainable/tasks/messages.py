@@ -10,7 +10,7 @@ Message: TypeAlias = Mapping[str, str]  # `role` and `content`
 Prompt: TypeAlias = str | Sequence[Message]
 
 ROLES = ("system", "user", "assistant")
-TOOL = "tool"  # the role of messages with the results of tools
+TOOL = "tool"  # the role of messages that contain results of tools
 NO_PROMPT = "must be non-empty text or a list of messages"
 
 
@@ -21,7 +21,7 @@ def mistake_in_prompt(prompt: Any, *, tools: bool = False) -> str | None:
 
     Args:
         prompt: The prompt.
-        tools: Accept messages of tools. The prompt may then end with such a message.
+        tools: Accept messages from tools. The prompt may then end with a tool's message.
     """
     if isinstance(prompt, str):
         return None if is_text(prompt) else NO_PROMPT
@@ -38,8 +38,8 @@ def mistake_in_prompt(prompt: Any, *, tools: bool = False) -> str | None:
 def mistake_in_messages(messages: Sequence[Any], *, tools: bool = False) -> str | None:
     """Return the mistake in the messages of a conversation, or None if each message is valid.
 
-    The result completes a sentence that begins with the name of the conversation. Messages of tools
-    are valid only with `tools`.
+    The result completes a sentence that begins with the name of the conversation. Messages from
+    tools are valid only with `tools`.
     """
     roles = (*ROLES, TOOL) if tools else ROLES
     for number, message in enumerate(messages, start=1):

@@ -64,7 +64,7 @@ class PromptOrigin(NamedTuple):
     """Origin of a prompt in a mix."""
 
     label: str  # the task's label
-    index: int  # index in the stream of that task
+    index: int  # the prompt's index in the stream of this task
 
 
 class Mixture:
@@ -96,7 +96,7 @@ class Mixture:
         self._seed = seed
         self._taken = dict.fromkeys(weights, 0)
         self._places: list[PromptOrigin] = []
-        self._growing = threading.Lock()  # needed because a separate thread scores responses
+        self._growing = threading.Lock()  # a separate thread scores responses, so a lock is needed
 
     def train(self, prompt_index: int) -> PromptOrigin:
         """Return the origin of a training prompt."""

@@ -39,8 +39,8 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
         strict: Raise an error for the first bad row instead of skipping it.
 
     Raises:
-        ValueError: If the file cannot be read or contains no example. With `strict`, also if a row
-            is bad.
+        ValueError: If the file cannot be read or contains no example. With `strict`, also raised if
+            a row is bad.
     """
     examples, mistakes, columns = [], [], []
     for place, row in rows_in(key, path):
@@ -65,7 +65,7 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
 
 @functools.cache
 def _warn(text: str) -> None:
-    """Warn once in each process, because planning reads a file once per trial."""
+    """Warn only once in each process, because planning reads the same file for every trial."""
     logger.warning(text)
 
 

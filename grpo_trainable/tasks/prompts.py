@@ -52,7 +52,7 @@ def _build_one(config: GRPOConfig) -> Task:
 
 
 class Prompts:
-    """Requests and true answers for the examples of each stream. Both depend only on the config.
+    """Requests and true answers for the examples of each stream, derived from the config alone.
 
     The stream `train` is endless. The stream `eval` consists of the held-out examples of the last
     evaluation. Every other evaluation uses the first `eval.prompts` examples of this stream.
@@ -63,9 +63,9 @@ class Prompts:
 
         Raises:
             ValueError: If the configured chat template, stop strings or interruption cannot be
-                used. Also if the last evaluation would repeat a prompt, or if the task does not
-                state its number of prompts although difficulty pools are enabled. The message is
-                one line.
+                used. Also raised if the last evaluation would repeat a prompt, or if the task does
+                not state its number of prompts although difficulty pools are enabled. The message
+                is one line.
         """
         self.train_size = train_size(task)  # None if the task does not state its size
         if config.pools.enabled and self.train_size is None:
@@ -235,7 +235,7 @@ def _refuse_repeats(task: Task | MixTask, prompts: int) -> None:
     """Reject a last evaluation with more prompts than are held out.
 
     Raises:
-        ValueError: A task states how many examples are held out, and there are too few.
+        ValueError: The number of held-out examples that a task states is too small.
     """
     if isinstance(task, MixTask):
         asked = Counter(task.label("eval", index) for index in range(prompts))

@@ -81,7 +81,7 @@ class Problems:
             raise self._not_repeated("between processes")
 
     def to_train_on(self, key: str, prompt_index: int) -> int:
-        """Return the number of training problem `prompt_index` of the stream `key`.
+        """Return the number that identifies training problem `prompt_index` of the stream `key`.
 
         Each pass visits every problem once, in a different order. Each held-out problem is replaced
         by a training problem that is drawn at random.
@@ -99,7 +99,7 @@ class Problems:
         raise self._too_few("to train on")
 
     def held_out(self, count: int) -> list[int]:
-        """Return the numbers of `count` held-out problems.
+        """Return the numbers that identify `count` held-out problems.
 
         If fewer than `count` problems are held out, the numbers repeat. The question alone decides
         the split, so no problem is both trained on and held out.

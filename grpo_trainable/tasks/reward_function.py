@@ -102,9 +102,9 @@ def as_reward(function: Any) -> RewardFunction:
     """Put a function, or a list of functions, behind the interface of `RewardFunction`.
 
     Raises:
-        ValueError: The parameters fit no form. Or a list contains a value that is not a function,
-            or contains two functions with the same name. The message completes a sentence that
-            begins with the function's name.
+        ValueError: The parameters fit none of the accepted forms. Or a list contains a value that
+            is not a function, or contains two functions with the same name. The message completes a
+            sentence that begins with the function's name.
     """
     if isinstance(function, list | tuple):
         return _of_list(function)

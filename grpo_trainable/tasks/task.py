@@ -35,7 +35,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A response to score, with the true answer and the data of its prompt."""
+    """A response to score, with its prompt's true answer and data."""
 
     response: str
     ground_truth: JSONValue
@@ -83,7 +83,7 @@ class RewardError:
 
 
 def has_failed(answer: Score | RewardError) -> bool:
-    """Return True if a failure left the response without a score, and False if this is intended."""
+    """Return True if the score is missing because of a failure, and False if on purpose."""
     return isinstance(answer, RewardError) and answer.is_failure
 
 
@@ -196,7 +196,7 @@ def train_size(task: object) -> int | None:
 
 
 def eval_size(task: object) -> int | None:
-    """Return the number of held-out examples before they repeat, or None if the task states none.
+    """Return the number of held-out examples before they repeat, or None if it is not stated.
 
     A task states the number in its attribute `eval_size`.
     """

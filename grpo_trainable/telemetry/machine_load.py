@@ -43,8 +43,8 @@ PLAIN_WORD = re.compile(r"[\w.+-]{1,40}")
 RUNS = ("-m", "-jar")
 FILE_NAME = re.compile(r"[\w.+-]*\w\.[A-Za-z]{1,4}")
 
-# Names, as truncated by the kernel, of the raylet's children that belong to no trial. A child
-# without a `ray::` name is a worker that is starting.
+# The names, truncated by the kernel, of those children of the raylet that belong to no trial. A
+# child without a `ray::` name is a worker that is starting.
 RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
 
 
@@ -54,7 +54,8 @@ class MachineProcess:
 
     machine: str
     pid: int
-    # 0 for an ordinary process. At 15, Ray's default for actors, a process yields to all others.
+    # 0 for an ordinary process. With niceness 15, Ray's default for actors, a process yields to all
+    # others.
     niceness: int = 0
 
 

@@ -45,7 +45,7 @@ CRITIC = (
     *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
 )
 
-# Entry of a row that is not a metric. If a trial continues from the checkpoint of another trial, as
+# An entry of a row, but not a metric. If a trial continues from the checkpoint of another trial, as
 # it does with PBT, this entry of the next row is the name of the other trial's directory.
 COPIED_FROM = "copied_from"
 
@@ -160,7 +160,7 @@ TRUNCATED_ABOVE = 0.25
 
 
 def without_signal(row: Mapping[str, float]) -> bool:
-    """Return True if the row's round had no group with unequal rewards to train on."""
+    """Return True if no group that a row's round could train on had unequal rewards."""
     # A round that trained on no group has no training metrics.
     return row.get("group/zero_advantage_fraction") == 1.0 or "reward/train_mean" not in row
 

@@ -35,7 +35,7 @@ STAGES: dict[str, Stage] = {
 OTHER = "other"
 WORK = tuple(stage for stage in STAGES if stage != OTHER)  # timed by the clocks of the actors
 IDLE = "idle"  # between two calls, while the actor does not work, its span has this stage
-IDLE_SIDES = ("generator_idle", "learner_idle")  # as in the metric `time/generator_idle_s`
+IDLE_SIDES = ("generator_idle", "learner_idle")  # named as in the metric `time/generator_idle_s`
 
 # Stage -> its name in traces, if that name differs.
 TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}

@@ -63,7 +63,7 @@ class StageClock:
         """Time one call to the actor, and yield how many seconds the actor waited for the call.
 
         Args:
-            stage: the stage of the time from `since` until the call starts.
+            stage: the stage to which the time from `since` until the call starts belongs.
             since: the moment when the wait for this call began, in seconds since 1970. Time
                 between the last call and this moment counts as idle.
         """

@@ -95,8 +95,8 @@ class EnvironmentCheck:
 
         Args:
             settings: Settings of the environment.
-            actions: Actions to draw from. By default, actions are words from the observations,
-                digits and unusual strings.
+            actions: Actions to draw from. By default, actions are digits, unusual strings and words
+                from the observations.
             stop: String at the end of each action.
             seed: Seed of the actions.
             group_size: Number of environments that play in turn in one process.
@@ -313,7 +313,7 @@ class _Process:
         return self._group.ask(message, deadline_s)
 
     def left_behind(self) -> str:
-        """Close the environments, and describe any remaining processes; "" means there are none."""
+        """Close the environments, and describe the processes that remain; "" if none remain."""
         self._group.ask({"close": True}, 5.0)
         count = len(self._group.started())
         return (

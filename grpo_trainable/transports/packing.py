@@ -107,7 +107,7 @@ class Slots(Generic[S]):
     """
 
     def __init__(self, make: Callable[..., S]) -> None:
-        """Start without slots. `make` creates one from all arguments of `take` except `round_`."""
+        """Start without slots. `make` makes a slot from all arguments of `take` except `round_`."""
         self._make = make
         self._slots: list[S] = []
 

@@ -61,7 +61,7 @@ class _Buffer:
         # Writing zeros makes the system provide all memory pages immediately.
         self.bytes = torch.zeros(layout.size, dtype=torch.uint8, device=device)
         self.views = layout.of(self.bytes)
-        self.ref: Any = None  # Ray's reference to the buffer, for receivers that fetch
+        self.ref: Any = None  # Ray's reference to the buffer, for receivers that fetch it
         self._registered = register
         if register:
             register_nixl_memory(self.bytes)
@@ -81,7 +81,7 @@ def _close(slots: Slots[_Buffer]) -> None:
 class _PackingSender:
     """Packs snapshots into buffers on the device of the weights."""
 
-    name: ClassVar[str]  # Ray's name of the transport
+    name: ClassVar[str]  # Ray's name for the transport
 
     def __init__(self) -> None:
         self._slots: Slots[_Buffer] = Slots(_Buffer)
@@ -270,7 +270,10 @@ class NcclReceiver(_TwoSidedReceiver):
 
 
 class CollectiveGroup:
-    """Collective group of the learner and the generators. Only the creating process can use it."""
+    """Collective group of the learner and the generators.
+
+    Only the process that created the group can use it.
+    """
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
         """Create the group of all actors.

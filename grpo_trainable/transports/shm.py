@@ -63,7 +63,7 @@ class _Slot:
         self._views = layout.of(_bytes(self._map))
 
     def write(self, publication: int, weights: LiveWeights) -> Packed:
-        """Pack the weights. Until all are packed, the slot is marked as being written."""
+        """Pack the weights, and mark the slot as being written until all of them are packed."""
         HEADER.pack_into(self._map, 0, self.token, WRITING)
         packed = pack(weights, self._views, self.layout)
         HEADER.pack_into(self._map, 0, self.token, publication)

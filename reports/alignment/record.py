@@ -50,7 +50,10 @@ class AlignmentRecord:
 
     @property
     def accuracy(self) -> Estimate | None:
-        """Share of held-out pairs whose chosen response scores higher, with its 95% interval."""
+        """Share of held-out pairs whose chosen response scores higher than the rejected one.
+
+        The share has a 95% interval.
+        """
         margins = self.margins
         if not margins:
             return None

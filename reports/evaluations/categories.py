@@ -1,8 +1,8 @@
-"""The table of categories and up to ten responses of each, as Markdown and as HTML.
+"""The table of categories and up to ten responses in each category, as Markdown and as HTML.
 
-The categories apply if the rewards for format and answer are 0 or 1: both right, only the format
-right, or both wrong. If the reward does not judge the format, there are only right and wrong
-answers. A model wrote the responses, so nothing in them may become markup.
+The categories are both right, only the format right, and both wrong. They apply if the rewards for
+format and answer are 0 or 1. If the reward does not judge the format, there are only right and
+wrong answers. A model wrote the responses, so nothing in them may become markup.
 """
 
 from __future__ import annotations

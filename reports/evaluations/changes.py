@@ -161,7 +161,7 @@ def _answers(record: EvaluationRecord) -> dict[str, set[str]]:
     """Return the true answers of each prompt. A repeated prompt may have several."""
     found: dict[str, set[str]] = {}
     for own in record.generations:
-        # Convert the answers as a file does, in which keys that are numbers become texts.
+        # Convert the answers as writing them to a file does: keys that are numbers become texts.
         stored = json.loads(json.dumps(own.ground_truth))
         found.setdefault(own.prompt, set()).add(json.dumps(stored, sort_keys=True))
     return found

@@ -127,7 +127,7 @@ def _majority(responses: Sequence[Generation], k: int) -> float:
 
 
 def ks(samples: int) -> list[int]:
-    """Return the powers of two below the number of samples, and the number of samples."""
+    """Return the powers of two below the number of samples, and the number of samples itself."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     return sorted({*powers, samples})
 

@@ -98,13 +98,13 @@ def _workers(setup: EngineSetup) -> int:
 
 
 def _snapshot(policy: Policy) -> PolicyWeights:
-    """Return the policy's tensors, without copying, in the form that the learner publishes."""
+    """Return the policy's tensors in the form that the learner publishes, without copying them."""
     tensors = {name: tensor.detach() for name, tensor in policy.weights().items()}
     return PolicyWeights(version=0, round=0, checksum=storage_checksum(tensors), tensors=tensors)
 
 
 def _longest(config: GRPOConfig, prompts: Prompts) -> int:
-    """Return the number of tokens of the longest prompt plus the maximum response length."""
+    """Return the length of the longest prompt plus the maximum response length, in tokens."""
     asked = {
         "train": min(prompts.train_count, MAX_PROMPTS),
         "eval": schedule.held_out_prompts(config, final=True),
@@ -139,10 +139,10 @@ def _overrides(config: GRPOConfig, dtype: str) -> dict[str, Any]:
 def _cache_bytes(
     setup: EngineSetup, policy: Policy, dtype: torch.dtype, *, longest: int, rows: int
 ) -> int | None:
-    """Return the size of the KV cache, or None if vLLM has a whole GPU and measures its memory.
+    """Return the size of the KV cache, or None if vLLM has a whole GPU, whose memory it measures.
 
     On CPUs and on a fraction of a GPU, the cache has room for all rows of a call. On a fraction of
-    a GPU, it also has to fit into vLLM's share of the memory, beside the weights. vLLM's own
+    a GPU, the cache also has to fit into vLLM's share of the memory, beside the weights. vLLM's own
     measurement would be wrong there, because other actors take and release memory at the same time.
 
     Raises:

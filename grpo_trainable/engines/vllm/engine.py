@@ -229,7 +229,7 @@ class VLLMEngine:
                 self._running.clear()
 
     def _admit(self, waiting: deque[_Row]) -> None:
-        """Pass waiting rows to vLLM, up to the number of rows that it processes together.
+        """Pass waiting rows to vLLM, until it has as many rows as it can process together.
 
         The remaining rows begin later, with the weights that are loaded at that time.
         """

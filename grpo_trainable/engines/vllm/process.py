@@ -33,8 +33,8 @@ UNLESS_SET = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-# Packages that vLLM's CPU build imports if installed. They may have been built for a torch version
-# other than the one that vLLM needs.
+# Packages that vLLM's CPU build imports if they are installed. They may have been built for a torch
+# version other than the one that vLLM needs.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BACKEND = "grpo_trainable"  # our backend for vLLM's weight-transfer API
 # Every process that holds a part of the model looks this class up. The lookup registers BACKEND

@@ -26,7 +26,7 @@ Renaming = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors. If none of them is a head, add the embedding as the head.
+    """Return the tensors. If they do not include a head, add the embedding as the head.
 
     vLLM packs the head for its matrix product, and does not update the packed copy of a tied head
     (vLLM 0.32). vLLM therefore gets an untied model.
@@ -46,7 +46,7 @@ def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def send_weights(
     llm: LLM, weights: PolicyWeights, renamed: Renaming, *, leaves_process: bool = False
 ) -> None:
-    """Make vLLM compute with a snapshot from its next step on.
+    """Make vLLM compute with a snapshot, beginning with vLLM's next step.
 
     Args:
         llm: vLLM.

@@ -3,7 +3,7 @@
 In the first case, rows are packed, and each row must attend only to its own tokens. In the second
 case, bfloat16 rows are on a CPU, and their attention is computed in float32.
 
-T tokens, B rows, S positions, N heads, K heads of keys and values, H head size.
+T tokens, B rows, S positions, N heads, K key-value heads, head size H.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ def attention_limit(directory: Path) -> str | None:
 
 
 def limit_in(config: PreTrainedConfig) -> str | None:
-    """Return `attribute: value` of the attribute that limits attention, or None if there is none.
+    """Return `attribute: value` for the attribute that limits attention, or None if there is none.
 
-    Architectures use different names for the list with the kind of each layer, such as
+    Architectures use different names for the list that names each layer's kind, such as
     `layer_types`, `layers_block_type` and `attention_layers`. All of these names contain "layer".
     """
     lists = {

@@ -76,8 +76,8 @@ def refuse_unreadable(directory: Path) -> None:
     """Check, without importing `transformers`, that the library can read a model.
 
     Raises:
-        ValueError: A library is missing, the architecture is unknown or brings its own code, or
-            weights are missing. The message is one line and says what to do.
+        ValueError: A library is missing; weights are missing; or the architecture is unknown or
+            brings its own code. The message is one line and says what to do.
     """
     refuse_missing_library(str(directory), "transformers")
     config = read_json(directory / "config.json")
@@ -229,7 +229,7 @@ IN_A_LAYER = re.compile(r"\.\d+\.")  # layers of the body are numbered; embeddin
 
 
 def names_in(targets: str) -> list[str]:
-    """Return the names of modules in the comma-separated list `targets`."""
+    """Return the module names in the comma-separated list `targets`."""
     return [name.strip() for name in targets.split(",")]
 
 
@@ -256,7 +256,7 @@ def refuse_unknown_targets(targets: str, shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def layers_named(targets: str, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the stored names of the body's linear layers that the names in `targets` select."""
+    """Return the stored names of those linear layers of the body that `targets` selects."""
     names, modules = names_in(targets), _modules(shapes)
     return [module for module, fits in modules.items() if fits and _is_named(module, names)]
 

@@ -31,7 +31,7 @@ class NotOnTheHub(ValueError):
 
 
 def local_directory(path: str, *, weights: bool = True) -> Path:
-    """Return `path` if it is a directory, or else download the model with this hub id.
+    """Return `path` if it is a directory. Otherwise, download the model with this hub id.
 
     A complete earlier download is used without contacting the hub.
 
@@ -77,8 +77,8 @@ def local_directory(path: str, *, weights: bool = True) -> Path:
 def _is_complete(directory: Path, *, weights: bool) -> bool:
     """Return True if an earlier download has the wanted files.
 
-    Small files are downloaded together with the weights or before the weights. So the small files
-    are complete if the weights are present, even if the model has no tokenizer_config.json.
+    Small files are downloaded together with the weights, or earlier. So the small files are
+    complete if the weights are present, even if the model has no tokenizer_config.json.
     """
     small = ("config.json", "tokenizer_config.json")
     if not weights and all((directory / name).is_file() for name in small):

@@ -187,7 +187,7 @@ class LoraPolicy(Policy):
         """Make the policy compute as the untrained policy does, within this context."""
         live, start = self.trained(), self.start()
         trained = {name: live[name].data for name in start}
-        layers = () if start else self._adapted().values()  # without a start, turn adapters off
+        layers = () if start else self._adapted().values()  # if `start` is empty, turn adapters off
         for name, tensor in start.items():
             live[name].data = tensor
         for layer in layers:

@@ -81,7 +81,7 @@ class ChatClient:
         Args:
             system: The instructions.
             user: The question.
-            usage: Counts of calls, retries and tokens. This call adds its own.
+            usage: Counts of calls, retries and tokens. This call adds its own counts.
             until: Deadline of the call (`time.monotonic`).
 
         Raises:
@@ -211,6 +211,6 @@ def _backoff_s(attempt: int) -> float:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return the wait that the header `Retry-After` gives in seconds, or 0 if it gives none."""
+    """Return the seconds that the header `Retry-After` asks to wait, or 0 if it has no number."""
     given = headers.get("Retry-After", "")
     return float(given) if given.isascii() and given.isdigit() else 0.0

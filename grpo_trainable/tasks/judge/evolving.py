@@ -55,7 +55,7 @@ class Comparison(NamedTuple):
 def comparison(given: Responses, existing: Sequence[str]) -> Comparison | None:
     """Return the request to compare the responses to a prompt.
 
-    The result is None if there is nothing to compare, because all responses are equal.
+    The result is None if all responses are equal, so that there is nothing to compare.
 
     Args:
         given: The responses.
@@ -103,7 +103,7 @@ def keep_distinctive(
 
     Args:
         rubrics: The criteria, oldest first.
-        scores: The scores by each criterion, one per response.
+        scores: For each criterion, one score per response.
         most: Maximum number of criteria to keep.
     """
     spread = [statistics.pstdev(own) for own in scores]

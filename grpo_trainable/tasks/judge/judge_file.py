@@ -113,7 +113,7 @@ def api_key(settings: JudgeSettings) -> str | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects repeated keys. By default, the last one would win."""
+    """A loader that rejects repeated keys. By default, the last of the repeated keys would win."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         found = super().construct_mapping(node, deep)

@@ -41,7 +41,7 @@ TEST_S = 120.0
 
 @dataclass(slots=True)
 class _Answer:
-    """The answer to a question or the reason why there is none, and the cost of the answer."""
+    """The cost of a question, with its answer or the reason why there is no answer."""
 
     value: Any = None  # a score in [0, 1], or new rubrics
     error: RewardError | None = None
@@ -182,7 +182,7 @@ class _Group:
         self._fixed = settings.criteria
         self._usage: Counter[str] = Counter()  # cost of the comparison
         self._error: RewardError | None = None  # the reason why the comparison failed
-        # Held-out responses are scored by the criteria of the file alone.
+        # Held-out responses are scored only by the criteria of the file.
         evolves = self._most > 0 and given.rubrics is not None
         self._rubrics = tuple(Rubric(*own) for own in given.rubrics or ()) if evolves else ()
         fixed = [criterion.description for criterion in self._fixed]
@@ -210,7 +210,7 @@ class _Group:
         return [question(self._given, text, own.description) for own in criteria]
 
     def scores(self, call: _Call) -> list[Score | RewardError]:
-        """Return a score or an error for each response. The first score has the rubrics to keep."""
+        """Return a score or an error for each response. The first lists the rubrics to keep."""
         if self._error is not None:
             first = replace(self._error, usage=dict(self._usage))
             return [first, *([self._error] * (len(self._given.texts) - 1))]

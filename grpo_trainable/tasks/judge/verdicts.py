@@ -43,7 +43,7 @@ class Question(NamedTuple):
 
 
 def question(given: Responses, response: str, criterion: str) -> Question:
-    """Return the question about a response to a prompt and the description of a criterion."""
+    """Return the question that asks how well a response to a prompt meets a criterion."""
     return Question(as_text(given.prompt), known_answer(given), response, criterion)
 
 
@@ -56,7 +56,7 @@ def known_answer(given: Responses) -> str:
 
 
 def tagged(*fields: tuple[str, str]) -> str:
-    """Return a line for each (tag, text) pair. Empty texts are left out, except responses."""
+    """Return a line for each (tag, text) pair, unless the text is empty and not a response."""
     return "\n".join(
         f"<{tag}>{_without_tags(text)}</{tag}>" for tag, text in fields if text or tag == "response"
     )
@@ -81,7 +81,7 @@ def verdict(answer: str, scale: tuple[float, float]) -> float | None:
 
 
 def last_object(answer: str, keys: Set[str]) -> dict[str, Any]:
-    """Return the last JSON object in an answer that has one of the keys, or {} if there is none."""
+    """Return an answer's last JSON object that has one of the keys, or {} if there is none."""
     decoder = json.JSONDecoder()
     start = answer.rfind("{")
     while start >= 0:

@@ -39,7 +39,7 @@ def base_model(path: str, stage: Stage) -> Path:
             )
         raise ValueError(f"{path}: holds no Hugging Face model (config.json, model.safetensors)")
     refuse_unusable(directory)
-    read_tokenizer(directory)  # fails if no token ends a response
+    read_tokenizer(directory)  # raises an error if no token ends a response
     kinds = read_json(directory / "config.json").get("architectures") or [""]
     if stage.writes_text and str(kinds[0]).endswith(CLASSIFIER):
         raise ValueError(f"{path}: is a reward model ({kinds[0]}); {stage.name} needs a policy")

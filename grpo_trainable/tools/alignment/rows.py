@@ -85,7 +85,7 @@ def read_rows(option: str, path: str, stage: Stage) -> Rows:
             rows.append({name: row[name] for name in columns})
             unused |= dict.fromkeys(name for name in row if name not in columns)
     except ValueError as error:
-        # The reader's message names a task setting instead of the option.
+        # The file reader's message names a setting of a task instead of the option.
         raise ValueError(str(error).replace("task.train_file=", f"{option} ")) from None
     if not rows:
         raise ValueError(f"{option} {path}: has no rows")

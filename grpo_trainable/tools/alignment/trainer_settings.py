@@ -26,7 +26,7 @@ REFUSED = {
         "has no effect here",
     ),
 }
-ONLINE = ("hub_", "push_to_hub", "trackio_")  # fields of online services begin like this
+ONLINE = ("hub_", "push_to_hub", "trackio_")  # fields for online services start with one of these
 
 
 def split_assignments(assignments: Sequence[str]) -> dict[str, str]:

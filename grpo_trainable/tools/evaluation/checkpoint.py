@@ -1,4 +1,4 @@
-"""Read a policy from a trial's checkpoint, with the same checks as a resume."""
+"""Read a policy from a trial's checkpoint, with the checks that a resume makes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def read_trained_policy(directory: AnyPath) -> TrainedPolicy:
     A damaged last checkpoint is an error: an older policy must not be evaluated silently.
 
     Raises:
-        CheckpointError: If there is no checkpoint, or if it is damaged, comes from another program
-            or has a different format. The message is one line.
+        CheckpointError: If there is no checkpoint, or if the checkpoint is damaged, comes from
+            another program or has a different format. The message is one line.
     """
     directory = checkpoints_named(directory)[-1]
     trial = read_checkpoint(directory)

@@ -203,7 +203,8 @@ def sampling_device(asked: str | None, trained: TrainedPolicy | None) -> str:
             is a GPU if the machine has one.
 
     Raises:
-        ValueError: If a GPU is requested, or was the trial's device, but there is none.
+        ValueError: If the requested device or the trial's device is a GPU, but the machine has
+            none.
     """
     there = torch.cuda.is_available()
     if asked == "cuda" and not there:
@@ -229,8 +230,8 @@ def sampling_threads(asked: int | None, trained: TrainedPolicy | None, parameter
         asked: The requested number, or None.
         trained: Policy of a trial. The default is the number of threads of the trial's generators,
             because the same number of threads gives the same bits. Without a trial, the default is
-            one thread for every `PARAMETERS_PER_THREAD` parameters, up to the number of torch's
-            threads (the cores, or OMP_NUM_THREADS).
+            one thread for every `PARAMETERS_PER_THREAD` parameters, but at most torch's number of
+            threads (the number of cores, or OMP_NUM_THREADS).
         parameters: Number of parameters of the policy.
     """
     if asked is not None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from grpo_trainable.tasks import JSONValue
 
-# The three categories of the course CSE 599-O: name in output files -> format and answer reward. If
-# the reward does not judge the format, only the first two categories occur.
+# The three categories of the course CSE 599-O: name in output files -> format reward and answer
+# reward. If the reward does not judge the format, only the first two categories occur.
 CATEGORIES = {
     "correct": "format 1, answer 1",
     "wrong_answer": "format 1, answer 0",
@@ -33,7 +33,7 @@ class Generation:
     answer_reward: float | None
     finished: bool  # False if the token limit cut the response off
     tokens: int
-    log_prob: float  # sum over the tokens, in nats, as recorded by the sampler
+    log_prob: float  # sum of the tokens' log-probabilities, in nats, as recorded by the sampler
     error: str | None = None  # the reason why the response could not be scored
 
     @property

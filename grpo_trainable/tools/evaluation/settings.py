@@ -124,9 +124,9 @@ def _trial_settings(trained: TrainedPolicy | None, task: str | None) -> dict[str
 
 
 def must_name(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a trial that an evaluation uses only if the user names them.
+    """Return those of a trial's settings that an evaluation uses only if the user names them.
 
-    These are code and judges, because checkpoints may be untrusted. Code in the settings that a
+    These are code and judges, because checkpoints may be untrusted. Code named by settings that a
     user's task declares is left out, because finding it would run the task's file.
 
     Returns:
@@ -234,13 +234,13 @@ def _refuse_changed(
     other_task = config.task.name != trained.config.task.name
 
     def exchanged(key: str) -> bool:
-        setting = key.partition("/")[0]  # a file of a directory has the key SETTING/NAME
+        setting = key.partition("/")[0]  # the key of a file in a directory is SETTING/NAME
         check = checks.get(setting)
         if key.startswith("task.") and other_task:
             return True
         if check is None or setting not in given:
             return False
-        # Each file of a reward model has a key, but the setting says which model it is.
+        # Each file of a reward model has its own key, but the setting names the model.
         named = setting if check.refers_to == "rewards" else key
         return check.refers_to == "path" or now.get(named) != before.get(named)
 

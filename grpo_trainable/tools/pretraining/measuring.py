@@ -56,7 +56,7 @@ def sample(
         tokenizer: Tokenizer of the policy.
         prompts: The prompts as text.
         each: Number of responses to each prompt.
-        limits: Sampling limits. The tokenizer's end ids replace the field `end_ids`.
+        limits: Sampling limits. The tokenizer's end ids replace the value of the field `end_ids`.
         seed: Seed of the random draws.
     """
     engine = TorchEngine(model, tokenizer, seed=seed)
@@ -88,8 +88,8 @@ def sample(
 def distinct_trigram_share(texts: Sequence[str]) -> float:
     """Return the number of distinct word trigrams divided by the number of all word trigrams.
 
-    Punctuation is ignored, but case is not. More texts give a smaller share, so compare only shares
-    of equally many texts.
+    Punctuation is ignored, but case is not. The share falls as the number of texts grows, so
+    compare shares only between equal numbers of texts.
     """
     trigrams = []
     for text in texts:

@@ -94,7 +94,7 @@ def make_card(
     counts: dict[str, Any],
     measured: Measurements,
 ) -> dict[str, Any]:
-    """Return all facts about a policy. `counts` holds the counts from the training."""
+    """Return all facts about a policy. `counts` holds what training counted."""
     return {
         "command": command,
         "seed": recipe.seed,

@@ -69,7 +69,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A sentence of a scene, and the sign of the operation (None without an operation)."""
+    """A sentence of a scene, with the sign of its operation (None if it has no operation)."""
 
     text: str
     sign: str | None

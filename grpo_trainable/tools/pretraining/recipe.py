@@ -20,8 +20,8 @@ class Recipe:
 class StoryRecipe(Recipe):
     """Settings for a policy that writes stories."""
 
-    front_share: float = 0.6  # first part's share of documents; there, each contains its keywords
-    keyword_share: float = 0.4  # share of the later documents that contain their keywords
+    front_share: float = 0.6  # share of documents that form the first part, each with its keywords
+    keyword_share: float = 0.4  # among the later documents, the share that contain their keywords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,9 @@ class ArithmeticRecipe(Recipe):
     preset: str = "arithmetic"
     largest: int = 30  # largest number in a problem, results included
     operations: int = 2  # maximum number of operations in a problem
-    front_share: float = 0.75  # first part's share of documents; there, each is entirely correct
-    careful_share: float = 0.5  # share of the later documents with a right calculation
-    format_share: float = 0.7  # share of the later documents with a correctly marked answer
+    front_share: float = 0.75  # share of documents that form the first part, all entirely correct
+    careful_share: float = 0.5  # among the later documents, the share with a right calculation
+    format_share: float = 0.7  # among the later documents, the share with a correctly marked answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class GamesRecipe(Recipe):
     batch_size: int = 64
     listening_share: float = 0.33  # share of guessing players who follow the hints
     calling_share: float = 0.2  # share of calculating players who call the calculator first
-    copying_share: float = 0.7  # share of those callers who answer with the calculator's result
+    copying_share: float = 0.7  # among the callers, share who answer with the calculator's result
 
 
 # Recipes of generated corpora, by name. A corpus from a JSONL file uses a plain `Recipe`.

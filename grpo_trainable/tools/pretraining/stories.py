@@ -115,7 +115,7 @@ class Storyteller:
         }
 
     def keywords(self, several_share: float = SEVERAL_SHARE) -> list[str]:
-        """Draw one keyword, or two or three keywords with probability `several_share`."""
+        """Draw two or three keywords with probability `several_share`, and otherwise one."""
         count = 1
         if self._rng.random() < several_share:
             count = self._rng.randint(2, MAX_KEYWORDS)

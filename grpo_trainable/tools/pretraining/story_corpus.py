@@ -35,7 +35,8 @@ from grpo_trainable.tools.pretraining.measuring import (
 from grpo_trainable.tools.pretraining.recipe import StoryRecipe
 from grpo_trainable.tools.pretraining.stories import Storyteller, count_sentences
 
-FRONT_SEVERAL_SHARE = 2 / 3  # share of prompts with several keywords, which teach copying faster
+# Share of prompts with several keywords. Such prompts teach copying faster.
+FRONT_SEVERAL_SHARE = 2 / 3
 HELD_OUT_STORIES = 1000
 TOKENIZER_PROMPTS = 20_000  # more prompts take more time and give no better tokenizer
 TOKENIZER_STORIES = 2000

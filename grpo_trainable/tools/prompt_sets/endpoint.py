@@ -152,7 +152,7 @@ class _MayPass(Exception):
 
     def __init__(self, reason: str, after_s: float | None = None) -> None:
         super().__init__(reason)
-        self.after_s = after_s  # pause that the endpoint requests
+        self.after_s = after_s  # pause that the endpoint asked for
 
 
 class _Pace:

@@ -57,7 +57,7 @@ def is_held_out_word(word: str) -> bool:
 
 
 def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iterator[Item]:
-    """Yield the first `wanted` prompts, in passes over the words.
+    """Make passes over the words, and yield the first `wanted` prompts.
 
     Each pass goes through the words in a different order. The words of a prompt are all training
     words or all held-out words.
