@@ -220,9 +220,9 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.kl_in": "reward",
             },
             paper="2501.03262",
-            differs="In the paper, the KL of a token and of the tokens after it lowers the token's "
-            "advantage. Here, the KL of the whole response lowers it. In the paper, long responses "
-            "weigh more in the mean and the standard deviation.",
+            differs="In the paper, a token's advantage is lowered by the KL of this token and of "
+            "the tokens after it. Here, it is lowered by the KL of the whole response. In the "
+            "paper, long responses weigh more in the mean and the standard deviation.",
         ),
         Preset(
             name="reinforce_pp_baseline",
