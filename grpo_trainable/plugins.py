@@ -190,7 +190,7 @@ def users_line(error: BaseException) -> str:
 
 
 def _is_users(frame: FrameType) -> bool:
-    """Return True unless the code belongs to this package, another package, or Python itself."""
+    """Return True if the code is the user's own, not part of an installed package or of Python."""
     file = Path(frame.f_code.co_filename)
     module = frame.f_globals.get("__name__", "").partition(".")[0]
     is_installed = {"site-packages", "dist-packages"} & {*file.parts}

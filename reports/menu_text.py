@@ -83,7 +83,7 @@ def menu_or_reason(
         refuse_waiting(experiment)
     except MenuError as error:
         return None, f"No verdicts: {error}."
-    which = "which arms lose less than 0.03 in held-out reward"
+    which = "which arms lose less held-out reward than a margin that you choose, such as 0.03"
     seeds = max(len(trials) for trials in experiment.arms.values())
     if seeds < 2:
         return None, f"To see {which}, run at least {FIRST_LOOK} seeds, the same for every arm."
