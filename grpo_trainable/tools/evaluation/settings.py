@@ -25,7 +25,7 @@ from grpo_trainable.config import (
 from grpo_trainable.config.reward_kinds import must_be_named
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_settings
-from grpo_trainable.tasks.input_files import input_digests
+from grpo_trainable.tasks.input_files import InputChanged, input_digests
 
 if TYPE_CHECKING:
     from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
@@ -247,4 +247,12 @@ def _refuse_changed(
     same = {
         key: digest for key, digest in trained.inputs.items() if is_read(key) and not exchanged(key)
     }
-    input_digests(config, before=same, keys=same)
+    try:
+        input_digests(config, before=same, keys=same)
+    except InputChanged as error:
+        if str(error).startswith("model."):
+            raise
+        raise InputChanged(
+            f"{error}, or evaluate with the changed file: copy it to another name, and name the "
+            "copy with --set"
+        ) from None
