@@ -173,10 +173,12 @@ def _head(
     notes.append(no_verdict or "")
     answered += "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes if note)
     if arms > 1:
-        answered += '<p class="note"><a href="#run">What was run</a> describes the arms.'
+        answered += '<p class="note">See <a href="#run">What was run</a> for the settings'
         if has_neighbours:
-            answered += ' <a href="#single">What single settings do</a> compares them.'
-        answered += "</p>\n"
+            answered += (
+                ', and <a href="#single">What single settings do</a> to compare similar arms'
+            )
+        answered += ".</p>\n"
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f"{_arms_run(experiment)}"
@@ -452,9 +454,9 @@ def _told_section(
         every = (
             '<h3 id="single">What single settings do</h3>\n'
             f"<details{opened}><summary>Pairs of similar arms</summary>\n"
-            "<p>Each row compares two arms that differ in only one or two settings, apart from the "
-            "number of rounds. Settings that only one of the two arms reads are not listed. No "
-            f"other arm lies between them.{of_machine}</p>\n"
+            "<p>Each row compares two arms that differ in only one or two settings, apart from "
+            "rounds and eval.every. Settings that only one of the two arms reads are not listed. "
+            f"No other arm lies between them.{of_machine}</p>\n"
             f"{_without_empty_columns(NEIGHBOURS, beside)}</details>\n"
         )
     if len(pairs) > 1:  # a single pair is already in the list above

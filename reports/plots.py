@@ -142,7 +142,8 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
     two_points = _not_joined(arms, held_out_by(lambda t, n, row: n))
     timed = _timed(arms, comparison)
     faster = (
-        "Compare arms here if waiting time matters most: an arm further to the left learns faster. "
+        "Compare arms here if waiting time matters most: of two arms with equal rewards, the one "
+        "further to the left learned faster. "
         if sum(map(comparison.comparable, comparison.arms)) > 1 and not comparison.exact_lags
         else ""
     )
@@ -410,6 +411,26 @@ def _scores_fresh_responses(config: GRPOConfig) -> bool:
     return several and sampled and config.importance_cap is None
 
 
+def _waits_for_evaluations(arms: Arms) -> str:
+    """Name the arms whose median wait of the learner includes an evaluation; "" if there are none.
+
+    The first round waits for the evaluation of the initial policy, and a later round for the
+    evaluation after the round before it.
+    """
+    often = [
+        arm
+        for arm, trials in arms.items()
+        if trials[0].config.placement != "colocated"
+        and any(2 * sum(s > 0 for s in t.column("time/eval_s")) > len(t.rows) for t in trials)
+    ]
+    if not often:
+        return ""
+    return (
+        f". In at least half of the rounds of {joined(often)}, the learner also waited for an "
+        "evaluation, so its bar includes this wait"
+    )
+
+
 def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     arms = _timed(arms, comparison)
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
@@ -421,9 +442,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     )
     waits = both.capitalize()
     if not all(colocated):
-        waits = (
-            "Patterned bars show how long the generator or the learner waits, also for evaluations"
-        )
+        waits = "Patterned bars show how long the generator or the learner waits"
+        waits += _waits_for_evaluations(arms)
         waits += f". For a colocated arm, {both}" if any(colocated) else ""
     spikes = (
         " Other processes can also cause spikes."
@@ -478,6 +498,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
             look=f"{_beware(comparison)}One panel per arm, with the medians over its trials. "
+            "The evaluation before training belongs to round 1. "
             "Layers other than eval should be steady. If one grows or spikes, see that round in a "
             f"trace (under Next steps).{overlap}{spikes}{exact}",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),

@@ -643,10 +643,12 @@ class Comparison:
             f"machine's CPU time{alone}."
         ]
 
-    def _speed_of_evaluations(self) -> list[str]:
-        """If evaluations did the same work in all trials, say how much their times differed.
+    @property
+    def evaluation_times(self) -> tuple[float, float] | None:
+        """The least and the most seconds that trials spent on equal evaluations.
 
-        With several seeds, the intervals of speed-ups cover changes in the machine's speed.
+        They are None if the evaluations were not equal, if their times were, and with several
+        seeds, because the intervals of speed-ups then cover changes in the machine's speed.
         """
         trials = [trial for own in self.arms.values() for trial in own]
         alike = {(t.evaluated_with, len(t.rewards), t.complete) for t in trials}
@@ -660,14 +662,28 @@ class Comparison:
         ]
         same_work = len(alike) == 1 and len(lengths) == len(trials)
         if self.seeds > 1 or not same_work or max(lengths) > (1 + EQUAL_WORK) * min(lengths):
-            return []
+            return None
         least, most = (f(trial.eval_s for trial in trials) for f in (min, max))
-        if most <= (1 + EQUAL_WORK) * least or not least:
+        return (least, most) if 0 < (1 + EQUAL_WORK) * least < most else None
+
+    @property
+    def machine_change(self) -> float:
+        """The relative change in the machine's speed that equal evaluations show, or 0."""
+        if self.evaluation_times is None:
+            return 0.0
+        least, most = self.evaluation_times
+        return most / least - 1
+
+    def _speed_of_evaluations(self) -> list[str]:
+        """If equal evaluations took different times, say how much the machine's speed changed."""
+        if self.evaluation_times is None:
             return []
+        least, most = self.evaluation_times
         return [
             "Evaluations did the same work in all trials, but took "
-            f"{least:.1f} to {most:.1f} s. So differences in speed of up to {most / least - 1:.0%} "
-            "can come from the machine, whose speed changed from trial to trial."
+            f"{least:.1f} to {most:.1f} s. So differences in speed of up to "
+            f"{self.machine_change:.0%} can come from the machine, whose speed changed from trial "
+            "to trial."
         ]
 
     def _least_rounds(self) -> str:

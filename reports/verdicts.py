@@ -215,6 +215,11 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     seeds = [len(own.seeds) for quantity in (speed, reward) for own in quantity.contrasts.values()]
     if seeds and max(seeds) == 1:
         said.append(ONE_SEED)
+    if comparison.machine_change and speed.contrasts:
+        said.append(
+            f"Even in these runs, differences in speed of up to {comparison.machine_change:.0%} "
+            "can come from the machine, whose speed changed from trial to trial."
+        )
     return said
 
 
@@ -361,6 +366,9 @@ def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
     disturbed = own.counted_disturbed
     counted = f"including rounds that other processes disturbed ({disturbed})" if disturbed else ""
     parts = [value, between, comparison.seeds_used(own), counted]
+    change = comparison.machine_change
+    if quantity.key != REWARD and own.told_apart and max(own.value, 1 / own.value) <= 1 + change:
+        parts.append(f"within the {change:.0%} that the machine can explain")
     return ", ".join(part for part in parts if part)
 
 

@@ -38,6 +38,7 @@ from reports.summary import (
     MOST_OTHERS,
     OTHER_WEIGHTS,
     UNEQUAL,
+    Comparison,
     compare,
     on_equal_devices,
     relative_to,
@@ -1279,6 +1280,23 @@ def test_an_undisturbed_experiment_is_called_so(tmp_path, others, said):
 def test_the_time_of_equal_evaluations_shows_changes_of_the_machine(
     tmp_path, seconds, lengths, seeds, said
 ):
+    _, compared = with_equal_evaluations(tmp_path, seconds, lengths, seeds)
+    notes = compared.footnotes()
+    found = [note for note in notes if note.startswith("Evaluations did the same work")]
+    assert len(found) == (said is not None)
+    unequal = {
+        **compared.arms,
+        OTHER: [replace(own, evaluated_with=("more work",)) for own in compared.arms[OTHER]],
+    }
+    notes = replace(compared, arms=unequal).footnotes()
+    assert not any(note.startswith("Evaluations did the same work") for note in notes)
+    assert said is None or said in found[0]
+
+
+def with_equal_evaluations(
+    directory: Path, seconds: Sequence[float], lengths: Sequence[float], seeds: int
+) -> tuple[ExperimentRecord, Comparison]:
+    """Return two arms whose evaluations differ only in time and in the lengths of responses."""
     rng = np.random.default_rng(0)
     runs = {}
     for arm, eval_s in zip((BASE, OTHER), seconds, strict=True):
@@ -1286,7 +1304,7 @@ def test_the_time_of_equal_evaluations_shows_changes_of_the_machine(
         for own in runs[arm]:
             own[-1] |= {"time/eval_s": eval_s, "eval/round": float(ROUNDS)}
             own[-1] |= {"reward/eval_mean": 0.5}
-    record = write(tmp_path / "e", runs)
+    record = write(directory / "e", runs)
     compared = compare(record.trials)
     changed = {
         arm: [
@@ -1297,16 +1315,49 @@ def test_the_time_of_equal_evaluations_shows_changes_of_the_machine(
         ]
         for arm, length in zip((BASE, OTHER), lengths, strict=True)
     }
-    notes = replace(compared, changes=changed).footnotes()
-    found = [note for note in notes if note.startswith("Evaluations did the same work")]
-    assert len(found) == (said is not None)
-    unequal = {
-        **compared.arms,
-        OTHER: [replace(own, evaluated_with=("more work",)) for own in compared.arms[OTHER]],
-    }
-    notes = replace(compared, changes=changed, arms=unequal).footnotes()
-    assert not any(note.startswith("Evaluations did the same work") for note in notes)
-    assert said is None or said in found[0]
+    return record, replace(compared, changes=changed)
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "marked"),
+    [
+        (1.11, 0.05, True),  # the machine changed by 3.7 / 3.3 - 1 = 12 %
+        (0.90, 0.05, True),  # 1 / 0.90 = 1.11
+        (1.13, 0.05, False),
+        (0.88, 0.05, False),  # 1 / 0.88 = 1.14
+        (1.11, 0.20, False),  # not clear anyway
+    ],
+)
+def test_clear_differences_that_the_machine_can_explain_are_marked(tmp_path, value, half, marked):
+    record, compared = with_equal_evaluations(tmp_path, (3.3, 3.7), (38.0, 37.0), 1)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    speed, cost, reward = quantities(record, compared, files)
+    found = Contrast(
+        value=value,
+        neutral=1.0,
+        seeds=[0],
+        interval=Estimate(value=value, low=value - half, high=value + half),
+    )
+    told = verdicts([replace(speed, contrasts={OTHER: found})], compared)
+    assert (", within the 12% that the machine can explain)" in told[0]) is marked
+    assert short_answer([speed, cost, reward], compared)[-1] == (
+        "Even in these runs, differences in speed of up to 12% can come from the machine, whose "
+        "speed changed from trial to trial."
+    )
+
+
+@pytest.mark.parametrize(("evaluated", "said"), [(9, True), (8, False)])
+def test_the_plot_of_stages_names_arms_that_wait_for_evaluations(tmp_path, evaluated, said):
+    rng = np.random.default_rng(0)
+    own = rows(rng)  # 16 rounds
+    for one_row in own[:evaluated]:
+        one_row["time/eval_s"] = 1.0
+    record = write(tmp_path / "e", {BASE: [rows(rng)], OTHER: [own]})
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    shown = sections(record, compare(record.trials), files)
+    (look,) = (p.look for section in shown for p in section.plots if p.name == "stages")
+    sentence = f"In at least half of the rounds of {OTHER}, the learner also waited for an"
+    assert (sentence in look) is said
 
 
 def test_one_arm_alone_has_no_answer(tmp_path):
