@@ -17,7 +17,13 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 from ray.tune.utils import flatten_dict
 
 from callbacks.round_writer import RoundWriter
-from callbacks.trial_files import continued_file, cut_lines, names_of, trial_directory
+from callbacks.trial_files import (
+    continued_file,
+    cut_lines,
+    metrics_in,
+    names_of,
+    trial_directory,
+)
 from grpo_trainable.protocol.round_records import Row, details_of
 from grpo_trainable.storage.atomic import append, replacing
 from grpo_trainable.storage.ray_private import (
@@ -25,7 +31,6 @@ from grpo_trainable.storage.ray_private import (
     EXPR_RESULT_FILE,
     SafeFallbackEncoder,
 )
-from grpo_trainable.telemetry.metrics import is_named_by_user
 
 
 def full_row(result: dict[str, Any]) -> dict[str, Any]:
@@ -79,8 +84,8 @@ class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
 class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
     """Writes `progress.csv` with a column for every metric, even for those not in the first row.
 
-    If the first round trains on nothing, its row lacks most metrics. When an environment reports a
-    new number, the file gets another column at the end.
+    If the first round trains on nothing, its row lacks most metrics. When an environment
+    or the user's code reports a new number, the file gets another column at the end.
     """
 
     def __init__(self) -> None:
@@ -109,7 +114,7 @@ class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
         """Append the row. If the file has no header yet, write one first."""
         row = flatten_dict({**dict.fromkeys(sorted(names_of(trial))), **content}, delimiter="/")
         path, header = trial_directory(trial) / EXPR_PROGRESS_FILE, self._headers[trial.trial_id]
-        new = [name for name in row if is_named_by_user(name) and name not in header]
+        new = [name for name in metrics_in(content) if name not in header]
         if header and new:
             header = self._headers[trial.trial_id] = _add_columns(path, new)
         text = io.StringIO(newline="")

@@ -93,7 +93,7 @@ class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
 
     def write(self, trial: Any, iteration: int, content: dict[str, Any]) -> None:
         """Write the scalars, histograms and examples of a round."""
-        scalars = metrics_in(trial, content)
+        scalars = metrics_in(content)
         self._latest[trial.trial_id] = scalars
         parts = [
             summaries.scalar(name, value) for name, value in scalars.items() if math.isfinite(value)

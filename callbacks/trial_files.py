@@ -15,24 +15,29 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
+from ray.tune.result import AUTO_RESULT_KEYS
+from ray.tune.utils import flatten_dict
 
 from grpo_trainable.config import GRPOConfig, arm_and_seed, expand_set, expanded, mix_of
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import AnyPath, StoredPath
 from grpo_trainable.storage.trial_storage import path_on
-from grpo_trainable.telemetry.metrics import is_named_by_user, names_with
+from grpo_trainable.telemetry.metrics import names_with
 from grpo_trainable.text import without_module
 
 PART = re.compile(r"part-(\d{8})\.parquet")
 # Path of the Parquet file of a round, relative to the trial's directory. Such files in deeper
 # directories are copies that were put aside.
 STORED_PART = re.compile(rf"[^/]+/{PART.pattern}")
+# Names of the entries that Tune adds to a row, apart from flags and texts.
+OF_TUNE = frozenset(AUTO_RESULT_KEYS)
 
 _verbose = False
 
@@ -147,11 +152,16 @@ def names_of(trial: Any) -> frozenset[str]:
     return names_with(mixed_tasks(trial))
 
 
-def metrics_in(trial: Any, row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics in a row, sorted by name."""
-    names = names_of(trial)
+def metrics_in(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers in a row by name, sorted, without the numbers that Tune adds.
+
+    The user's callbacks and subclasses may have added numbers too, also in nested mappings.
+    """
+    flat = flatten_dict({k: v for k, v in row.items() if k not in OF_TUNE}, delimiter="/")
     return {
-        name: float(row[name]) for name in sorted(row) if name in names or is_named_by_user(name)
+        name: float(flat[name])
+        for name in sorted(flat)
+        if isinstance(flat[name], Real) and not isinstance(flat[name], bool)
     }
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from grpo_trainable.config import mix_of
+from callbacks.trial_files import metrics_in
 from grpo_trainable.plugins import missing_library, one_line
-from grpo_trainable.telemetry.metrics import is_named_by_user, names_with
 
 PROJECT = "grpo-trainable"  # default name of the project
 LONGEST_NAME = 128  # the limit of W&B
@@ -112,10 +111,8 @@ def send_rows(run: TrackedRun, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite metrics of a row by name. The row must contain its trial's settings."""
-    names = names_with(mix_of((row["config"].get("task") or {}).get("mix")))
-    found = {name: row[name] for name in sorted(row) if name in names or is_named_by_user(name)}
-    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+    """Return the finite metrics of a row by name."""
+    return {name: value for name, value in metrics_in(row).items() if math.isfinite(value)}
 
 
 def without_secrets(error: Exception) -> str:

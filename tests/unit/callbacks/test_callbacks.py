@@ -16,6 +16,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
@@ -583,6 +584,33 @@ def test_a_number_that_an_environment_reports_later_is_in_every_file(tmp_path):
     assert [line["env/a, b_mean"] for line in lines] == ["", "1.0", ""]
     assert [line["env/new_mean"] for line in lines] == ["", "", "7.0"]
     assert [line["version/learner"] for line in lines] == ["1.0", "2.0", "3.0"]
+
+
+class Adds(Callback):
+    """A user's callback, which adds numbers to each row from the second round on."""
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
+        if result["training_iteration"] > 1:
+            result |= {"mine": np.float32(0.5), "my": {"count": 2, "flag": True, "text": "a"}}
+
+
+def test_numbers_that_a_users_callback_adds_before_ours_are_in_every_file(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = [Adds(), *file_callbacks()]
+    start(callbacks, trial)
+    for round_ in (1, 2):
+        report(callbacks, trial, {**detailed(round_), "pid": 7, "time_total_s": 9.0})
+    first, second = (json.loads(line) for line in (tmp_path / "trial" / "result.json").open())
+    assert "mine" not in first
+    assert (second["mine"], second["my"]["count"]) == (0.5, 2)
+    events = events_of(trial)
+    assert set(events.Tags()["scalars"]) == {*NAMES, "mine", "my/count"}
+    assert [(event.step, event.value) for event in events.Scalars("my/count")] == [(2, 2.0)]
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        assert [(line["mine"], line["my/count"]) for line in csv.DictReader(file)] == [
+            ("", ""),
+            ("0.5", "2"),
+        ]
 
 
 def test_header_of_progress_csv_that_was_cut_short_is_written_again(tmp_path):
