@@ -13,7 +13,7 @@ from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE, TIME_TOTAL_S
 
 from grpo_trainable.cluster.shipping import lay_down
-from grpo_trainable.cluster.tune_trials import INVALID, InvalidTrial, requested
+from grpo_trainable.cluster.tune_trials import InvalidTrial, requested
 from grpo_trainable.config import GRPOConfig, prepared
 from grpo_trainable.protocol.round_records import Row
 from grpo_trainable.protocol.stopping import RoundAbandoned, Stopped
@@ -62,6 +62,10 @@ class GRPOTrainable(tune.Trainable):
     ) -> None:
         """Write the files that this machine lacks, and start the actors without waiting for them.
 
+        Under Tune, if this fails, the first step raises the error. An error in `setup` would look
+        like the death of the trial's process, and Tune's callbacks would not see that the trial had
+        started.
+
         Pass all arguments except `config` with `tune.with_parameters`.
 
         Args:
@@ -72,17 +76,12 @@ class GRPOTrainable(tune.Trainable):
             replaced: See `Trial`.
 
         Raises:
-            ConfigError: The config is invalid. Under Tune, the first step raises this error. An
-                error in `setup` would look like the death of the trial's process.
-            PluginError: The user's task cannot be loaded. Under Tune, the first step raises this
-                error too.
+            ConfigError: The config is invalid.
+            PluginError: The user's task cannot be loaded.
+            ValueError: A file that a setting names cannot be read.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
-        shipped = None
-        if files:
-            lay_down(files)
-            shipped = ray.put(files)
         # This import is not at the top, because a command that starts trials imports this class but
         # does not need the libraries of a trial, such as torch.
         from grpo_trainable.trial import Trial, resolved
@@ -90,12 +89,16 @@ class GRPOTrainable(tune.Trainable):
         self._looked_for_checkpoint = False
         # Directory name of the trial whose checkpoint has just been restored; None after a round.
         self._copied: str | None = None
+        shipped = None
         try:
+            if files:
+                lay_down(files)
+                shipped = ray.put(files)
             self.trial = Trial(
                 *(resolved(config), self._storage, inputs, shipped, replaced),
                 stop_request=self._stop_request(),
             )
-        except INVALID as error:
+        except Exception as error:
             self._fail_later(error)
 
     def _fail_later(self, error: Exception) -> None:

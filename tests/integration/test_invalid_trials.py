@@ -79,6 +79,30 @@ def test_an_experiment_with_an_invalid_trial_is_restored(grid: tune.ResultGrid) 
     assert outcomes(restored.fit()) == EXPECTED
 
 
+def test_a_trial_whose_file_is_missing_is_counted_and_named(
+    ray_session: None, tmp_path: Path
+) -> None:
+    """The file may be missing for a moment, so Tune retries the trial."""
+    gone = tmp_path / "gone.py"
+    settings = {**trial_config(**SHORT), "task": {"reward": tune.grid_search([None, f"{gone}:f"])}}
+    found = fit(
+        settings,
+        tmp_path / "results",
+        DetailedGRPO,
+        callbacks=grpo_callbacks(console=False),
+        failure_config=tune.FailureConfig(max_failures=1),
+    )
+    (failed,) = (result for result in found if result.error)
+    assert (Path(failed.path) / "error.txt").read_text().count("Failure #") == 2
+    assert str(failed.error).splitlines()[-1].startswith(f"ValueError: task.reward: {gone} cannot")
+    assert failed.config is not None
+    trials = read_experiment(Path(found.experiment_path)).trials
+    assert [trial.failed for trial in trials] == [False, True]
+    assert trials[1].error is not None
+    assert f"{gone} cannot be read" in trials[1].error
+    assert_no_actor_left()
+
+
 def population(
     storage: Path, settings: dict[str, Any], change: dict[str, Any], *, reuse_actors: bool
 ) -> tune.ResultGrid:
