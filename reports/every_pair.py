@@ -20,6 +20,9 @@ MOST_ARMS = 40  # with more arms, a table of neighbours would be too long to rea
 MOST_SETTINGS = 2  # maximum number of settings in which neighbours differ
 # Settings that are not compared, or that follow from the number of samples.
 NOT_COMPARED = ("arm", "seed", "rounds", "eval.every")
+# In a colocated trial, the worker is the learner, and has a setting of its own for its CPUs.
+LEARNER_CPUS = ("resources.learner_cpus", "resources.worker_cpus")
+OF_LEARNER = "resources.learner_cpus/worker_cpus"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,11 @@ def _compared(config: GRPOConfig) -> dict[str, Any]:
         for key, value in config.in_effect.items()
         if key not in NOT_COMPARED and config.reads(key)
     }
-    return read | {"resources.generator_cpus": resources.generator_cpus(config)}
+    (of_learner,) = (read.pop(key) for key in LEARNER_CPUS if key in read)
+    return read | {
+        "resources.generator_cpus": resources.generator_cpus(config),
+        OF_LEARNER: of_learner,
+    }
 
 
 def _different(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

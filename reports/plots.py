@@ -498,7 +498,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="stages_over_rounds",
             title="Seconds of each round, by stage",
             look=f"{_beware(comparison)}One panel per arm, with the medians over its trials. "
-            "The evaluation before training belongs to round 1. "
+            "An evaluation belongs to the round at its peak, and the evaluation before training "
+            "belongs to round 1. "
             "Layers other than eval should be steady. If one grows or spikes, see that round in a "
             f"trace (under Next steps).{overlap}{spikes}{exact}",
             draw=lambda figure, theme: draw_stage_areas(figure, theme, arms),
@@ -645,6 +646,20 @@ def _clip(arms: Arms) -> bool:
     return any(trial.has(CLIPPED) for trials in arms.values() for trial in trials)
 
 
+def _beside_kl_of_rounds(arms: Arms) -> str:
+    """Say how the KL by gradient step differs from the KL of a round, if that one is monitored."""
+    monitored = [t.config for own in arms.values() for t in own if t.config.loss.kl_monitor]
+    if not monitored:
+        return ""
+    numbers = {schedule.monitored_responses(config) for config in monitored}
+    few = sorted(number for number in numbers if number is not None)
+    on = f", on only {' or '.join(map(str, few))} responses, so they are noisier" if few else ""
+    return (
+        " The table's “KL from sampler” and the plot of the KL from the weights that sampled the "
+        f"responses are measured after the last step of a round{on}."
+    )
+
+
 def _sampled(arms: Arms) -> str:
     """Return a remark for plots of metrics that are measured on a sample of the responses."""
     sampled = [
@@ -755,8 +770,8 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             arms,
             name="step_kl",
             title="KL from the sampling weights, by gradient step",
-            look="The KL before each gradient step of a round, on the data of that step. Each "
-            f"point is the median over the rounds.{bends}",
+            look="The KL before each gradient step of a round, on all responses of that step. Each "
+            f"point is the median over the rounds.{bends}{_beside_kl_of_rounds(arms)}",
             x_label="gradient step of the round",
             y_label="nats per response",
             series=by_step(lambda trial, point: point.kl_sampler_nats),

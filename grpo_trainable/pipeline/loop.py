@@ -147,7 +147,7 @@ class Pipeline:
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """The groups that wait to be trained on or may be used again."""
+        """The groups that wait to be trained on, and those that may be used again."""
         return self._collector.buffer
 
     @property

@@ -1078,14 +1078,11 @@ def beside(directory: Path, space: str, arms: Sequence[str], **fixed: Any) -> li
 def test_arms_that_differ_in_one_setting_are_neighbours(tmp_path):
     found = beside(tmp_path / "a", "async_vs_sync", list(SPACES["async_vs_sync"].arms))
     separate, more = "placement disaggregated, not colocated", "1.9 CPUs reserved, not 0.95 CPUs"
+    cpus = "resources.learner_cpus/worker_cpus"
     assert found == [
-        (
-            *("colocated_k1_two_cores", "colocated_k1"),
-            "resources.worker_cpus 1.9, not 0.95",
-        ),
+        ("colocated_k1_two_cores", "colocated_k1", f"{cpus} 1.9, not 0.95"),
         ("colocated_k2", "colocated_k1", "k 2, not 1"),  # k8 and k1 are not, because k2 is between
         ("sync", "colocated_k1", f"{separate}; 1.9 CPUs reserved, not 0.95 CPUs"),
-        ("sync", "colocated_k1_two_cores", separate),
         ("colocated_k4", "colocated_k2", "k 4, not 2"),
         ("colocated_k8", "colocated_k4", "k 8, not 4"),
         (
@@ -1096,6 +1093,13 @@ def test_arms_that_differ_in_one_setting_are_neighbours(tmp_path):
         ("async_k1", "sync", "lag 1, not 0"),
         ("async_k4", "async_k1", "k 4, not 1"),
     ]
+
+
+def test_the_cpus_of_the_learner_differ_even_if_they_are_different_settings(tmp_path):
+    (row,) = beside(tmp_path / "a", "async_vs_sync", ["colocated_k1_two_cores", "sync"])
+    assert row[2] == (
+        "placement disaggregated, not colocated; resources.learner_cpus/worker_cpus 0.95, not 1.9"
+    )
 
 
 def test_without_the_arm_between_two_arms_they_are_neighbours(tmp_path):
