@@ -36,7 +36,7 @@ PART = re.compile(r"part-(\d{8})\.parquet")
 # Path of the Parquet file of a round, relative to the trial's directory. Such files in deeper
 # directories are copies that were put aside.
 STORED_PART = re.compile(rf"[^/]+/{PART.pattern}")
-# Names of the entries that Tune adds to a row, apart from flags and texts.
+# Names of the entries that Tune adds to a row, except `done` and `trial_id`, which are no numbers.
 OF_TUNE = frozenset(AUTO_RESULT_KEYS)
 
 _verbose = False
@@ -155,7 +155,8 @@ def names_of(trial: Any) -> frozenset[str]:
 def metrics_in(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers in a row by name, sorted, without the numbers that Tune adds.
 
-    The user's callbacks and subclasses may have added numbers too, also in nested mappings.
+    The user's callbacks and subclasses may have added numbers too, also in nested mappings. A
+    number is a Python or NumPy scalar, not an array or a tensor.
     """
     flat = flatten_dict({k: v for k, v in row.items() if k not in OF_TUNE}, delimiter="/")
     return {

@@ -82,15 +82,15 @@ class GRPOTrainable(tune.Trainable):
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
-        # This import is not at the top, because a command that starts trials imports this class but
-        # does not need the libraries of a trial, such as torch.
-        from grpo_trainable.trial import Trial, resolved
-
         self._looked_for_checkpoint = False
         # Directory name of the trial whose checkpoint has just been restored; None after a round.
         self._copied: str | None = None
         shipped = None
         try:
+            # This import is not at the top, because a command that starts trials imports this class
+            # but does not need the libraries of a trial, such as torch.
+            from grpo_trainable.trial import Trial, resolved
+
             if files:
                 lay_down(files)
                 shipped = ray.put(files)

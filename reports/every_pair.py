@@ -20,9 +20,9 @@ MOST_ARMS = 40  # with more arms, a table of neighbours would be too long to rea
 MOST_SETTINGS = 2  # maximum number of settings in which neighbours differ
 # Settings that are not compared, or that follow from the number of samples.
 NOT_COMPARED = ("arm", "seed", "rounds", "eval.every")
-# In a colocated trial, the worker is the learner, and has a setting of its own for its CPUs.
+# The CPUs of the process that trains: of the learner, or of the worker of a colocated trial.
 LEARNER_CPUS = ("resources.learner_cpus", "resources.worker_cpus")
-OF_LEARNER = "resources.learner_cpus/worker_cpus"
+OF_LEARNER = "CPUs of the learner"  # compared if the two arms read different settings of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def _compared(config: GRPOConfig) -> dict[str, Any]:
         for key, value in config.in_effect.items()
         if key not in NOT_COMPARED and config.reads(key)
     }
-    (of_learner,) = (read.pop(key) for key in LEARNER_CPUS if key in read)
+    (of_learner,) = (read[key] for key in LEARNER_CPUS if key in read)
     return read | {
         "resources.generator_cpus": resources.generator_cpus(config),
         OF_LEARNER: of_learner,
@@ -110,7 +110,9 @@ def _compared(config: GRPOConfig) -> dict[str, Any]:
 
 
 def _different(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    return [key for key in own if key in other and own[key] != other[key]]
+    keys = [key for key in own if key in other and own[key] != other[key]]
+    one_setting = any(key in own and key in other for key in LEARNER_CPUS)
+    return [key for key in keys if key != OF_LEARNER or not one_setting]
 
 
 def _between(middle: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

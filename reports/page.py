@@ -173,11 +173,9 @@ def _head(
     notes.append(no_verdict or "")
     answered += "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes if note)
     if arms > 1:
-        answered += '<p class="note">See <a href="#run">What was run</a> for the settings'
+        answered += '<p class="note">Settings of the arms: <a href="#run">What was run</a>'
         if has_neighbours:
-            answered += (
-                ', and <a href="#single">What single settings do</a> to compare similar arms'
-            )
+            answered += '. Similar arms compared: <a href="#single">What single settings do</a>'
         answered += ".</p>\n"
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"

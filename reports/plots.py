@@ -420,8 +420,7 @@ def _waits_for_evaluations(arms: Arms) -> str:
     often = [
         arm
         for arm, trials in arms.items()
-        if trials[0].config.placement != "colocated"
-        and any(2 * sum(s > 0 for s in t.column("time/eval_s")) > len(t.rows) for t in trials)
+        if trials[0].config.placement != "colocated" and trials[0].config.eval.every <= 2
     ]
     if not often:
         return ""

@@ -65,6 +65,7 @@ SHORT = 10
 # Numbers of samples that differ by at most this share count as equal, because a few groups may have
 # failed.
 EQUAL_SAMPLES = 0.01
+EXPLAINED = "the machine can explain this"  # marks a difference in speed
 EQUAL_WORK = 0.05  # lengths and times of evaluations count as equal up to this difference
 UNEQUAL = (
     "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
@@ -209,6 +210,7 @@ def _evaluated_with(config: GRPOConfig) -> tuple[object, ...]:
     return (
         *(config.engine, generators, resources.generator_cpus(config)),
         *(resources.uses_gpus(config), schedule.chunk_responses(config)),
+        *(config.transport_dtype, config.resources.reward_workers, config.resources.reward_cpus),
         *sorted(settings.items()),
     )
 
@@ -647,15 +649,17 @@ class Comparison:
     def evaluation_times(self) -> tuple[float, float] | None:
         """The least and the most seconds that trials spent on equal evaluations.
 
-        They are None if the evaluations were not equal, if their times were, and with several
-        seeds, because the intervals of speed-ups then cover changes in the machine's speed.
+        None if the evaluations were not equal, or if they took about equally long. Also None with
+        several seeds, because the intervals of speed-ups then cover changes in the machine's speed.
+        Trials whose speed is not compared do not count.
         """
-        trials = [trial for own in self.arms.values() for trial in own]
+        arms = [arm for arm in self.arms if self.comparable(arm)]
+        trials = [trial for arm in arms for trial in self.arms[arm]]
         alike = {(t.evaluated_with, len(t.rewards), t.complete) for t in trials}
         lengths = [
             (first + last) / 2
-            for own in self.changes.values()
-            for change in own
+            for arm in arms
+            for change in self.changes.get(arm, ())
             if change.quantity is changes.LENGTH
             for first, last in zip(change.before, change.after, strict=True)
             if first and last
@@ -666,24 +670,34 @@ class Comparison:
         least, most = (f(trial.eval_s for trial in trials) for f in (min, max))
         return (least, most) if 0 < (1 + EQUAL_WORK) * least < most else None
 
-    @property
-    def machine_change(self) -> float:
-        """The relative change in the machine's speed that equal evaluations show, or 0."""
-        if self.evaluation_times is None:
-            return 0.0
-        least, most = self.evaluation_times
-        return most / least - 1
+    def machine_explains(self, arm: str, ratio: float) -> bool:
+        """Return True if the machine's speed can explain how an arm's speed differs.
+
+        It can, if equal evaluations of the arm and of the baseline differ in speed as well, by at
+        least as much and in the same direction.
+
+        Args:
+            arm: The arm.
+            ratio: The arm's samples per second, or per device-hour, relative to the baseline.
+        """
+        if self.evaluation_times is None or self.baseline is None:
+            return False
+        own, base = (
+            statistics.fmean(trial.eval_s for trial in self.arms[each])
+            for each in (arm, self.baseline)
+        )
+        return 1 < ratio <= base / own or base / own <= ratio < 1
 
     def _speed_of_evaluations(self) -> list[str]:
-        """If equal evaluations took different times, say how much the machine's speed changed."""
+        """If equal evaluations took different times, say so, and explain the mark in the list."""
         if self.evaluation_times is None:
             return []
         least, most = self.evaluation_times
         return [
-            "Evaluations did the same work in all trials, but took "
-            f"{least:.1f} to {most:.1f} s. So differences in speed of up to "
-            f"{self.machine_change:.0%} can come from the machine, whose speed changed from trial "
-            "to trial."
+            f"Evaluations did the same work in all trials, but took {least:.1f} to {most:.1f} s, "
+            "because the machine's speed changed from trial to trial. Below, a difference in speed "
+            f"that is not larger than the difference between the evaluations is marked “{EXPLAINED}"
+            "”."
         ]
 
     def _least_rounds(self) -> str:

@@ -16,7 +16,7 @@ from reports.intervals import LEVEL, MOST_SEEDS, identical
 from reports.own_files import replaced
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import ADVICE, Comparison, saves_no_time
+from reports.summary import ADVICE, EXPLAINED, Comparison, saves_no_time
 
 REWARD = "reward_difference"  # key of the quantity in report.json
 FEW_ROUNDS = f"are fewer than {LEAST_ROUNDS} rounds"
@@ -166,7 +166,7 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     """Return the clear differences in speed and in reward, one sentence each.
 
     If the planned baseline has not run yet, the first sentence says so. If every comparison rests
-    on one seed, the last sentence says so. The list is empty if there is nothing to say.
+    on one seed, the last sentences say what follows. The list is empty if there is nothing to say.
     """
     speed, cost, reward = (
         next(own for own in found if own.key == key) for key in ("speed_up", "equal_cost", REWARD)
@@ -215,10 +215,11 @@ def short_answer(found: Sequence[Quantity], comparison: Comparison) -> list[str]
     seeds = [len(own.seeds) for quantity in (speed, reward) for own in quantity.contrasts.values()]
     if seeds and max(seeds) == 1:
         said.append(ONE_SEED)
-    if comparison.machine_change and speed.contrasts:
+    if comparison.evaluation_times is not None and speed.contrasts:
+        least, most = comparison.evaluation_times
         said.append(
-            f"Even in these runs, differences in speed of up to {comparison.machine_change:.0%} "
-            "can come from the machine, whose speed changed from trial to trial."
+            f"Even in these runs, differences in speed of up to {most / least - 1:.0%} can come "
+            "from the machine, whose speed changed from trial to trial."
         )
     return said
 
@@ -335,7 +336,7 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, advice: bool) ->
 
     def listed(which: Callable[[Contrast], bool], advice: bool = False) -> list[str]:
         return [
-            f"{arm} ({_figures(quantity, own, comparison)}"
+            f"{arm} ({_figures(quantity, arm, comparison)}"
             f"{_advice(own, quantity.form) if advice else ''})"
             for arm, own in quantity.contrasts.items()
             if which(own)
@@ -359,16 +360,16 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, advice: bool) ->
     return [f"{what}: {', '.join(arms)}." for what, arms in said if arms]
 
 
-def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
+def _figures(quantity: Quantity, arm: str, comparison: Comparison) -> str:
+    own = quantity.contrasts[arm]
     value = written(own.value, quantity.form)
     interval = own.shown_interval(quantity.form)
     between = f"{LEVEL:.0%}: {interval}" if interval else identical(own.identical)
     disturbed = own.counted_disturbed
     counted = f"including rounds that other processes disturbed ({disturbed})" if disturbed else ""
     parts = [value, between, comparison.seeds_used(own), counted]
-    change = comparison.machine_change
-    if quantity.key != REWARD and own.told_apart and max(own.value, 1 / own.value) <= 1 + change:
-        parts.append(f"within the {change:.0%} that the machine can explain")
+    is_speed = quantity.key != REWARD and own.told_apart
+    parts.append(EXPLAINED if is_speed and comparison.machine_explains(arm, own.value) else "")
     return ", ".join(part for part in parts if part)
 
 

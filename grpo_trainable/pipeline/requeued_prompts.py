@@ -57,7 +57,7 @@ class RequeuedPrompts:
         self._waiting += [self._examples.pop(index) for index in prompt_indices]
 
     def settle(self, prompt_indices: Iterable[int]) -> list[int]:
-        """Return the examples of those prompts that a round reports, and forget these prompts."""
+        """Forget the prompts that a round reports, and return their examples."""
         indices = list(prompt_indices)
         self._second.difference_update(indices)
         return [self._examples.pop(index) for index in indices]

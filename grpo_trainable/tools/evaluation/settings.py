@@ -250,9 +250,17 @@ def _refuse_changed(
     try:
         input_digests(config, before=same, keys=same)
     except InputChanged as error:
-        if str(error).startswith("model."):
-            raise
-        raise InputChanged(
-            f"{error}, or evaluate with the changed file: copy it to another name, and name the "
-            "copy with --set"
-        ) from None
+        setting = str(error).partition(":")[0].partition("/")[0]
+        raise InputChanged(f"{error}{_way_on(setting, checks)}") from None
+
+
+def _way_on(setting: str, checks: Mapping[str, Check]) -> str:
+    """Return a clause that says how to evaluate with the changed file of a setting, or ""."""
+    refers_to = checks[setting].refers_to if setting in checks else "nothing"
+    if refers_to == "path":
+        return f", or evaluate with the changed file: add --set {setting}=FILE"
+    if refers_to not in ("object", "rewards") or setting == "task.name":
+        return (
+            ""  # with another task, the evaluation would not use the trial's settings of its task
+        )
+    return f", or copy the changed file to another name, and evaluate with --set {setting}=…"

@@ -254,10 +254,11 @@ def test_no_password_or_token_of_a_url_is_printed() -> None:
 
 def test_only_finite_metrics_are_sent() -> None:
     values = {"loss/policy": math.nan, "reward/train_mean": 0.5, "env/steps": 3}
-    found = metrics_of(row(1, **values))
+    found = metrics_of(row(1, **values) | {"my": {"count": 2}, "pid": 7})
+    assert found["my/count"] == 2.0
     assert found["reward/train_mean"] == 0.5
     assert found["env/steps"] == 3.0
-    assert not {"loss/policy", "training_iteration", "time_total_s", "config"} & found.keys()
+    assert not {"loss/policy", "training_iteration", "time_total_s", "pid", "config"} & found.keys()
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)

@@ -149,7 +149,7 @@ def test_a_word_list_that_has_changed_is_refused_unless_it_is_named(tmp_path):
     trial = trained(task={"keywords_file": str(words)})
     assert settled(of=trial).task.keywords_file == str(words)
     words.write_text("apple\npear\n")
-    with pytest.raises(InputChanged, match=r"task\.keywords_file: .*words\.txt has changed"):
+    with pytest.raises(InputChanged, match=r"words\.txt has .*add --set task\.keywords_file=FILE"):
         settled(of=trial)
     assert settled(f"task.keywords_file={words}", of=trial).task.keywords_file == str(words)
 
@@ -264,7 +264,10 @@ def test_code_that_the_user_names_must_be_what_the_trial_ran(tmp_path):
     named = f"task.reward={reward}:score"
     assert settled(named, of=trial).task.reward == f"{reward}:score"
     reward.write_text("def score(response, truth): return 0.0\n")
-    with pytest.raises(InputChanged, match=r"^task\.reward: .* copy it to another name"):
+    with pytest.raises(
+        InputChanged,
+        match=r"^task\.reward: .* to another name, and evaluate with --set task\.reward=",
+    ):
         settled(named, of=trial)
     other = tmp_path / "other.py"
     other.write_text(reward.read_text())
