@@ -19,8 +19,9 @@ from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
 from grpo_trainable.config import ConfigError, GRPOConfig, prepared, resources, schedule, started_in
 from grpo_trainable.engines.selection import chosen_engine
-from grpo_trainable.models.directory import policy_tokenizer
+from grpo_trainable.models.directory import policy_shape, policy_tokenizer
 from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.calls import Actor, ActorFailed
 from grpo_trainable.protocol.messages import LearnerState
 from grpo_trainable.protocol.round_records import (
@@ -85,7 +86,9 @@ class Trial:
             stop_request: A request that the trial obeys. None: the trial cannot be stopped.
 
         Raises:
-            ConfigError: The trial's placement group lacks bundles for the trial's actors.
+            ConfigError: The trial's placement group lacks bundles for the trial's actors; the task
+                or the tokenizer refuses a setting or the content of a file; or one of the first
+                prompts does not fit into the policy's context.
             InputChanged: A file that the trial reads has changed.
             ShippingError: A file cannot be copied to a machine.
         """
@@ -117,7 +120,15 @@ class Trial:
         config, choice = self.config, self.actors.choice
         self._inputs = input_digests(config, self._inputs_at_start)
         self._tokenizer = policy_tokenizer(config.model)
-        self._prompts = Prompts(config, build_task(config), self._tokenizer)
+        try:
+            self._prompts = Prompts(config, build_task(config), self._tokenizer)
+            context_length = policy_shape(config.model).context_length
+            self._prompts.check_lengths("train", schedule.unit_prompts(config), context_length)
+        except ValueError as error:
+            if isinstance(error, PluginError) or isinstance(error.__context__, OSError):
+                raise
+            # The files could be read, so the error is in their content or in the settings.
+            raise ConfigError(str(error)) from error
         self._learners = self.actors.learner_group()
         self.pipeline = Pipeline(
             config,

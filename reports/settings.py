@@ -148,12 +148,16 @@ def _by_arm(experiment: ExperimentRecord) -> dict[str, list[TrialRecord]]:
 
 
 def _shared(experiment: ExperimentRecord) -> dict[str, Any]:
-    """Return the settings whose effective value is the same in all trials, by dotted key."""
-    every = [trial.config.in_effect for trial in experiment.trials]
-    # A user's task adds keys, so arms can differ in their keys.
-    keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
-    first = every[0]
-    return {k: first.get(k) for k in keys if all(f.get(k) == first.get(k) for f in every)}
+    """Return the settings that all trials have, with the same effective value, by dotted key.
+
+    Trials of different tasks have different settings.
+    """
+    first, *others = (trial.config.in_effect for trial in experiment.trials)
+    return {
+        key: value
+        for key, value in first.items()
+        if key not in ("arm", "seed") and all(key in own and own[key] == value for own in others)
+    }
 
 
 def _has_dash(cells: Sequence[str]) -> bool:

@@ -187,7 +187,7 @@ class RayRuntime:
 
         Raises:
             FailsAgain: The actor could not start because of a mistake in the settings or in the
-                user's code.
+                user's code, or the call raised ConfigError.
             ActorLost: The actor died, data did not reach the actor, or its answer cannot be
                 fetched.
             ActorFailed: The call raised an exception.
@@ -206,6 +206,8 @@ class RayRuntime:
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             failure = ActorLost if isinstance(cause, DeliveryFailed) else ActorFailed
+            if isinstance(cause, ConfigError):
+                failure = FailsAgain
             raise failure(
                 f"{call.stage}: {call.actor.name} failed with {type(cause).__name__}: "
                 f"{_one_line(str(cause))}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from grpo_trainable.config import ConfigError
 from grpo_trainable.engines.decoder import Decoder, EpisodeDecoder, PromptBatch
 from grpo_trainable.engines.engine import Partner
 from grpo_trainable.engines.episode_rows import EpisodeRows
@@ -66,8 +67,9 @@ class LocalEngine(LoadedWeights, ABC):
         differ in length.
 
         Raises:
-            ValueError: A prompt is empty; a prompt plus the maximum number of new tokens exceeds
-                the context; the requests differ in their limits; or there are no requests.
+            ConfigError: A prompt plus the maximum number of new tokens exceeds the context.
+            ValueError: A prompt is empty, the requests differ in their limits, or there are no
+                requests.
         """
         limits = common_limits(requests)
         batch = self._prompts(requests, limits)
@@ -160,9 +162,10 @@ class LocalEngine(LoadedWeights, ABC):
         if not all(request.prompt_ids for request in requests):
             raise ValueError("a prompt has no tokens")
         if longest + limits.max_new_tokens > self._policy.context_length:
-            raise ValueError(
-                f"a prompt of {longest} tokens and {limits.max_new_tokens} new tokens do not fit "
-                f"the context of {self._policy.context_length}"
+            raise ConfigError(
+                f"rollout.max_new_tokens={limits.max_new_tokens}: a prompt of {longest} tokens and "
+                f"{limits.max_new_tokens} new tokens do not fit the context of "
+                f"{self._policy.context_length}"
             )
         sizes = torch.tensor([request.group_size for request in requests])
         waits = self._slots is not None and self._slots < int(sizes.sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,34 @@ def test_an_experiment_with_an_invalid_trial_is_restored(grid: tune.ResultGrid) 
     restored = tune.Tuner.restore(grid.experiment_path, DetailedGRPO, resume_errored=True)
 
     assert outcomes(restored.fit()) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"rollout": {"max_new_tokens": 5000}},
+            "ConfigError: rollout.max_new_tokens=5000: the model",
+        ),
+        ({"task": {"name": "math", "train_file": "EMPTY"}}, "ConfigError: task.train_file"),
+    ],
+)
+def test_a_mistake_that_only_the_model_or_the_data_show_is_not_retried(
+    ray_session: None, tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"no": "prompt"}\n')
+    text = json.dumps({**trial_config(**SHORT), **settings}).replace("EMPTY", str(empty))
+    (failed,) = fit(
+        json.loads(text),
+        tmp_path / "results",
+        DetailedGRPO,
+        callbacks=grpo_callbacks(console=False),
+        failure_config=tune.FailureConfig(max_failures=1),
+    )
+    assert (Path(failed.path) / "error.txt").read_text().count("Failure #") == 1
+    assert said in str(failed.error).splitlines()[-1]
+    assert_no_actor_left()
 
 
 def test_a_trial_whose_file_is_missing_is_counted_and_named(

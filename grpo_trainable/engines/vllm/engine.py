@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_trainable.config import ConfigError
 from grpo_trainable.engines.engine import Action, EngineError, Observation, Partner
 from grpo_trainable.engines.local import common_limits
 from grpo_trainable.engines.recorded import RecordedRow, as_group
@@ -213,9 +214,10 @@ class VLLMEngine:
         if not all(request.prompt_ids for request in requests):
             raise ValueError("a prompt has no tokens")
         if longest + limits.max_new_tokens > self._longest:
-            raise ValueError(
-                f"a prompt of {longest} tokens and {limits.max_new_tokens} new tokens do not fit "
-                f"the {self._longest} tokens that vLLM was started for"
+            raise ConfigError(
+                f"rollout.max_new_tokens={limits.max_new_tokens}: a prompt of {longest} tokens and "
+                f"{limits.max_new_tokens} new tokens do not fit the {self._longest} tokens that "
+                "vLLM was started for"
             )
 
     @contextmanager

@@ -256,6 +256,20 @@ def test_arms_that_differ_only_in_lag_are_named_and_a_setting_without_effect_has
     assert NO_EFFECT in settings
 
 
+def test_arms_with_different_tasks_have_settings_of_their_own(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    for arm in ("keyword", "math"):
+        task = {"name": arm} | ({"train_file": "/data.jsonl"} if arm == "math" else {})
+        config = GRPOConfig.from_dict({"arm": arm, "rounds": 1, "task": task}).to_dict()
+        experiments.write_trial(directory, config, [experiments.row(1)])
+    record = read_experiment(directory)
+    shared = settings_section(record).partition("params.json of")[0]
+    assert "eval.every" in shared
+    assert "task.keywords_per_prompt" not in shared
+    cells = run_section(record).partition(">task.keywords_per_prompt<")[2].partition("</tr>")[0]
+    assert re.findall(r">([^<>]+)</td>", cells) == ["1", "-"]
+
+
 def test_the_page_explains_how_the_arms_differ(tmp_path):
     directory = experiments.write_experiment(tmp_path / "e")
     for arm in ("colocated_k1", "colocated_k8", "sync"):
