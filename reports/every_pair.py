@@ -11,7 +11,7 @@ from grpo_trainable.text import written
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.settings import reserved
-from reports.summary import COUNTED, MARK, Comparison, relative_to
+from reports.summary import COUNTED, EXPLAINED_MARK, MARK, Comparison, relative_to
 from reports.verdicts import Quantity, quantities
 
 HEADER = ("arm", "relative to", "speed-up", "at equal cost", "held-out reward")
@@ -137,4 +137,5 @@ def _cell(quantity: Quantity, arm: str) -> str:
     interval = own.shown_interval(quantity.form)
     value = written(own.value, quantity.form)
     mark = f" {COUNTED}" if own.counted_disturbed else ""
+    mark += f" {EXPLAINED_MARK}" if arm in quantity.by_machine else ""
     return (f"{value} ({interval})" if interval else value) + mark

@@ -33,7 +33,7 @@ from reports.population import HEADER as LINEAGE
 from reports.population import SAID
 from reports.records import ExperimentRecord, TrialRecord, count_stopped
 from reports.settings import MAX_OPEN, run_section, settings_section
-from reports.summary import MARK, Comparison, ends
+from reports.summary import EXPLAINED, EXPLAINED_MARK, MARK, Comparison, ends
 from reports.verdicts import REWARD
 from search_spaces.columns import SHARES
 
@@ -455,7 +455,7 @@ def _told_section(
             "<p>Each row compares two arms that differ in only one or two settings, apart from "
             "rounds and eval.every. Settings that only one of the two arms reads are not listed. "
             f"No other arm lies between them.{of_machine}</p>\n"
-            f"{_without_empty_columns(NEIGHBOURS, beside)}</details>\n"
+            f"{_without_empty_columns(NEIGHBOURS, beside)}\n{_why_marked(pairs)}</details>\n"
         )
     if len(pairs) > 1:  # a single pair is already in the list above
         every += (
@@ -494,9 +494,12 @@ def _without_empty_columns(header: Sequence[str], rows: Sequence[Sequence[str]])
 
 
 def _why_marked(pairs: Sequence[ArmPair]) -> str:
+    said = ""
+    if any(own.by_machine for pair in pairs for own in pair.quantities):
+        said += f'<p class="note">{EXPLAINED_MARK}: {EXPLAINED}.</p>\n'
     if not any(own.not_comparable for pair in pairs for own in pair.quantities):
-        return ""
-    return (
+        return said
+    return said + (
         f'<p class="note">{MARK}: not comparable, because other processes used the machine while '
         'one of the two arms ran. The notes below the <a href="#arms">first table</a> say how much '
         "of the machine those processes took.</p>\n"

@@ -65,7 +65,8 @@ SHORT = 10
 # Numbers of samples that differ by at most this share count as equal, because a few groups may have
 # failed.
 EQUAL_SAMPLES = 0.01
-EXPLAINED = "the machine can explain this"  # marks a difference in speed
+EXPLAINED = "the machine can explain this"  # follows a clear difference in speed
+EXPLAINED_MARK = "†"  # the same in tables
 EQUAL_WORK = 0.05  # lengths and times of evaluations count as equal up to this difference
 UNEQUAL = (
     "The arms trained on unequal numbers of samples, so do not compare their rewards directly. "
@@ -695,9 +696,9 @@ class Comparison:
         least, most = self.evaluation_times
         return [
             f"Evaluations did the same work in all trials, but took {least:.1f} to {most:.1f} s, "
-            "because the machine's speed changed from trial to trial. Below, a difference in speed "
-            f"that is not larger than the difference between the evaluations is marked “{EXPLAINED}"
-            "”."
+            "because the machine's speed changed from trial to trial. Below, a clear difference in "
+            "speed between two arms is marked if it is not larger than the difference between "
+            f"the evaluations of these two arms: “{EXPLAINED}”, and {EXPLAINED_MARK} in tables."
         ]
 
     def _least_rounds(self) -> str:

@@ -6,7 +6,7 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_trainable.telemetry.machine_load import LEAST_ROUNDS
@@ -39,6 +39,7 @@ class Quantity:
     no_interval: str  # reason why a contrast may lack an interval; follows "because there"
     contrasts: Mapping[str, Contrast]
     not_comparable: Mapping[str, str]  # arm -> reason why it has no contrast
+    by_machine: Collection[str] = ()  # arms whose clear difference the machine can explain
 
 
 def quantities(
@@ -55,6 +56,7 @@ def quantities(
             no_interval=FEW_ROUNDS,
             contrasts=comparison.speed,
             not_comparable=comparison.not_comparable,
+            by_machine=_by_machine(comparison.speed, comparison),
         ),
         Quantity(
             key="equal_cost",
@@ -65,6 +67,7 @@ def quantities(
             no_interval=FEW_ROUNDS,
             contrasts=comparison.cost,
             not_comparable=comparison.not_comparable,
+            by_machine=_by_machine(comparison.cost, comparison),
         ),
         Quantity(
             key=REWARD,
@@ -77,6 +80,14 @@ def quantities(
             not_comparable={},
         ),
     ]
+
+
+def _by_machine(contrasts: Mapping[str, Contrast], comparison: Comparison) -> set[str]:
+    return {
+        arm
+        for arm, own in contrasts.items()
+        if own.told_apart and comparison.machine_explains(arm, own.value)
+    }
 
 
 def reward_differences(
@@ -368,8 +379,7 @@ def _figures(quantity: Quantity, arm: str, comparison: Comparison) -> str:
     disturbed = own.counted_disturbed
     counted = f"including rounds that other processes disturbed ({disturbed})" if disturbed else ""
     parts = [value, between, comparison.seeds_used(own), counted]
-    is_speed = quantity.key != REWARD and own.told_apart
-    parts.append(EXPLAINED if is_speed and comparison.machine_explains(arm, own.value) else "")
+    parts.append(EXPLAINED if arm in quantity.by_machine else "")
     return ", ".join(part for part in parts if part)
 
 

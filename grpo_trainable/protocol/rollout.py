@@ -354,7 +354,7 @@ def extents(mask: Tensor) -> Tensor:
 def collate(
     groups: Sequence[RolloutGroup], advantages: Sequence[Tensor], pad_id: int
 ) -> TrainBatch:
-    """Return the responses of the groups as rows, right-padded and shifted once.
+    """Return the responses of the groups as right-padded rows, with the tokens that follow.
 
     A row is a prompt followed by its response up to the last sampled token. Position s predicts
     token s + 1: `input_ids[b, s]` is followed by `target_ids[b, s]`.

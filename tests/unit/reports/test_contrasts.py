@@ -1337,14 +1337,16 @@ def test_clear_differences_that_the_machine_can_explain_are_marked(
 ):
     record, compared = with_equal_evaluations(tmp_path, seconds, (38.0, 37.0), 1)
     files = {trial.name: read_files(trial) for trial in record.trials}
-    speed, cost, reward = quantities(record, compared, files)
     found = Contrast(
         value=value,
         neutral=1.0,
         seeds=[0],
         interval=Estimate(value=value, low=value - half, high=value + half),
     )
-    told = verdicts([replace(speed, contrasts={OTHER: found})], compared)
+    compared = replace(compared, speed={OTHER: found})
+    speed, cost, reward = quantities(record, compared, files)
+    assert (speed.by_machine == {OTHER}) is marked
+    told = verdicts([speed], compared)
     assert (", the machine can explain this)" in told[0]) is marked
     assert short_answer([speed, cost, reward], compared)[-1] == (
         "Even in these runs, differences in speed of up to 12% can come from the machine, whose "
